@@ -1,0 +1,232 @@
+"""The configuration: one YAML file to frozen pydantic models, checked whole at load.
+
+Unknown keys are refused with the nearest known name. The only module that reads the environment.
+"""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from segue.cluster.errors import ConfigurationError
+
+BUNDLED_MODEL = "smollm2-135m"
+Role = Literal["prefill", "decode", "both"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which model is served. `path`: a Hugging Face folder, a GGUF file, or the bundled model."""
+
+    path: str = Field(BUNDLED_MODEL, description="folder, .gguf file, or 'smollm2-135m'")
+    id: str | None = Field(None, description="the name clients use; default: last part of path")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="prompt + answer tokens; default: what the model was trained for"
+    )
+
+    @property
+    def served_name(self) -> str:
+        return self.id or Path(self.path).stem
+
+
+class AdmissionConfig(Section):
+    max_queued_requests: Annotated[int, Field(ge=1)] = Field(
+        256, description="requests in the gateway at once; more are answered overload_status"
+    )
+    overload_status: Literal[429, 503] = 429
+    retry_after_s: Annotated[int, Field(ge=1)] = 1
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+
+
+class RecoveryConfig(Section):
+    max_attempts: Annotated[int, Field(ge=1)] = Field(
+        4, description="tries at one request, the first one included"
+    )
+    worker_wait_s: Annotated[float, Field(ge=0)] = Field(
+        20.0, description="how long a started request waits for any worker to come back"
+    )
+
+
+class GatewayConfig(Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_keys_file: str | None = Field(None, description="one key a line; absent: no key is asked")
+    admission: AdmissionConfig = AdmissionConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+
+
+class ReplicaConfig(Section):
+    """What Ray must find on a node for one worker of the pool."""
+
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    resources: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
+        None, description="default: 1 of a resource named after the pool"
+    )
+    label_selector: dict[str, str] = {}
+
+
+class EngineConfig(Section):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    block_size: Annotated[int, Field(ge=1, le=512)] = 16
+    num_kv_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    kv_cache_bytes: Annotated[int, Field(ge=1)] = Field(
+        2 * 2**30, description="size of the KV-cache when num_kv_blocks is auto (CPU)"
+    )
+    free_gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.9, description="share of free GPU memory for the KV-cache when num_kv_blocks is auto"
+    )
+    max_num_seqs: Annotated[int, Field(ge=1)] = Field(64, description="sequences a step")
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(512, description="tokens a step")
+    chunk_size: Annotated[int, Field(ge=1)] = Field(
+        128, description="most prompt tokens of one request a step"
+    )
+    enable_prefix_caching: bool = True
+    torch_threads: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _chunks_fit(self) -> Self:
+        if self.chunk_size % self.block_size:
+            raise ValueError(
+                f"chunk_size ({self.chunk_size}) must be a multiple of block_size "
+                f"({self.block_size})"
+            )
+        if self.chunk_size > self.max_num_batched_tokens:
+            raise ValueError(
+                f"chunk_size ({self.chunk_size}) must not exceed max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}): no chunk would ever fit a step"
+            )
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs ({self.max_num_seqs}) must not exceed max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}): each running sequence takes one token a step"
+            )
+        return self
+
+
+class PoolConfig(Section):
+    role: Role
+    num_replicas: Annotated[int, Field(ge=0)] = 1
+    replica: ReplicaConfig = ReplicaConfig()
+    engine: EngineConfig = EngineConfig()
+
+
+class TransferConfig(Section):
+    transport: Literal["nixl", "loopback"] = Field(
+        "nixl", description="loopback works within one process only (tests)"
+    )
+    checksum: bool = Field(True, description="verify each block after it was read")
+    lease_s: Annotated[float, Field(gt=0)] = 30.0
+    credit_wait_s: Annotated[float, Field(gt=0)] = Field(
+        120.0, description="how long a prompt waits for room on its decode worker"
+    )
+    read_timeout_s: Annotated[float, Field(gt=0)] = 20.0
+
+
+class ControlConfig(Section):
+    heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
+    dead_after_s: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="a silent but connected worker is replaced after this long"
+    )
+    suspect_after_s: Annotated[float, Field(gt=0)] = Field(
+        2.5, description="a silent worker gets no new requests after this long"
+    )
+    start_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.heartbeat_s < self.suspect_after_s <= self.dead_after_s:
+            raise ValueError(
+                "heartbeat_s < suspect_after_s <= dead_after_s must hold, got "
+                f"{self.heartbeat_s}, {self.suspect_after_s}, {self.dead_after_s}"
+            )
+        return self
+
+
+def _default_pools() -> dict[str, PoolConfig]:
+    return {"prefill": PoolConfig(role="prefill"), "decode": PoolConfig(role="decode")}
+
+
+class SegueConfig(Section):
+    """The whole file. Every key has a default: without a file the bundled model is served."""
+
+    model: ModelConfig = ModelConfig()  # pyright: ignore[reportCallIssue]
+    gateway: GatewayConfig = GatewayConfig()  # pyright: ignore[reportCallIssue]
+    pools: dict[str, PoolConfig] = Field(default_factory=_default_pools, min_length=1)
+    transfer: TransferConfig = TransferConfig()  # pyright: ignore[reportCallIssue]
+    control: ControlConfig = ControlConfig()  # pyright: ignore[reportCallIssue]
+
+    @model_validator(mode="after")
+    def _pools_agree(self) -> Self:
+        roles = {pool.role for pool in self.pools.values()}
+        if "both" not in roles and not {"prefill", "decode"} <= roles:
+            missing = ({"prefill", "decode"} - roles).pop()
+            raise ValueError(f"pools: no pool has role '{missing}' (nor 'both')")
+        sizes = {name: pool.engine.block_size for name, pool in self.pools.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"pools: engine.block_size must be equal everywhere, got {sizes}")
+        return self
+
+
+def load_config(path: str | Path | None) -> SegueConfig:
+    """Read `path`, or give the defaults. Raises ConfigurationError that names each wrong key."""
+    if path is None:
+        return SegueConfig()
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid YAML: {error}") from error
+    return parse_config({} if data is None else data, source=str(path))
+
+
+def parse_config(data: Any, source: str = "configuration") -> SegueConfig:
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{source}: expected a mapping at the top level")
+    try:
+        return SegueConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(SegueConfig, dict(item)) for item in error.errors()]
+        raise ConfigurationError(f"{source}:\n  " + "\n  ".join(lines)) from error
+
+
+def _explain(root: type[BaseModel], item: dict[str, Any]) -> str:
+    location: tuple[str | int, ...] = item["loc"]
+    where = ".".join(str(part) for part in location) or "(top level)"
+    if item["type"] != "extra_forbidden":
+        return f"{where}: {item['msg'].removeprefix('Value error, ')}"
+    known = _fields_at(root, location[:-1])
+    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    return f"{where}: unknown key; {hint}"
+
+
+def _fields_at(root: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    model = root
+    for part in location:
+        if part not in model.model_fields:
+            continue  # the name of a pool
+        annotation = model.model_fields[str(part)].annotation
+        inner = [annotation, *getattr(annotation, "__args__", ())]
+        found = [a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not found:
+            return []
+        model = found[-1]
+    return list(model.model_fields)
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: SEGUE_CACHE, else XDG_CACHE_HOME/segue, else ~/.cache."""
+    if explicit := os.environ.get("SEGUE_CACHE"):
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"

@@ -1,0 +1,53 @@
+"""Who and what a message is about: workers by incarnation, attempts, and block references."""
+
+import secrets
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """One life of a worker. An address is only a hint; two lives never compare equal."""
+
+    worker_id: str
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}@{self.incarnation[:8]}"
+
+
+def new_incarnation() -> str:
+    """A random 64-bit name for one life of a process."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker and where it was last seen (host:port)."""
+
+    identity: WorkerIdentity
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptId:
+    """One try at one request. Everything a failed try left behind carries the old number."""
+
+    request_id: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.request_id}#{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReference:
+    """KV blocks at their source, valid only under one incarnation, generation and attempt.
+
+    `block_ids[i]` holds the tokens of logical block `first_block + i` of the sequence.
+    """
+
+    worker: WorkerIdentity
+    pool_generation: int
+    attempt: AttemptId
+    first_block: int
+    block_ids: tuple[int, ...]

@@ -1,0 +1,434 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOT_FINISHED: _ClassVar[Finish]
+    STOP: _ClassVar[Finish]
+    LENGTH: _ClassVar[Finish]
+NOT_FINISHED: Finish
+STOP: Finish
+LENGTH: Finish
+
+class WorkerIdentity(_message.Message):
+    __slots__ = ("worker_id", "incarnation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("identity", "address")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    identity: WorkerIdentity
+    address: str
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class AttemptId(_message.Message):
+    __slots__ = ("request_id", "attempt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class StopRule(_message.Message):
+    __slots__ = ("max_tokens", "min_tokens", "stop_token_ids")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "stop", "cache_salt", "priority")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    stop: StopRule
+    cache_salt: str
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("request", "attempt", "produced_token_ids", "gateway_id", "timeout_seconds")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    request: Request
+    attempt: int
+    produced_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    gateway_id: str
+    timeout_seconds: float
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., attempt: _Optional[int] = ..., produced_token_ids: _Optional[_Iterable[int]] = ..., gateway_id: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("target", "assignment", "decode")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    assignment: Assignment
+    decode: Peer
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., decode: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("target", "attempts")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptId]
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[AttemptId, _Mapping]]] = ...) -> None: ...
+
+class AbortReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FramesRequest(_message.Message):
+    __slots__ = ("target", "gateway_id")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    gateway_id: str
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., gateway_id: _Optional[str] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("kind", "message", "retryable")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    retryable: bool
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+
+class TokenDelta(_message.Message):
+    __slots__ = ("attempt", "position", "token_ids", "finish", "failure", "cached_tokens", "instants")
+    class InstantsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INSTANTS_FIELD_NUMBER: _ClassVar[int]
+    attempt: AttemptId
+    position: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish: Finish
+    failure: Failure
+    cached_tokens: int
+    instants: _containers.ScalarMap[str, float]
+    def __init__(self, attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., instants: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class StepFrame(_message.Message):
+    __slots__ = ("sequence", "deltas")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    deltas: _containers.RepeatedCompositeFieldContainer[TokenDelta]
+    def __init__(self, sequence: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[TokenDelta, _Mapping]]] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("target", "assignment", "source", "lease_id", "wait_seconds")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    assignment: Assignment
+    source: Peer
+    lease_id: str
+    wait_seconds: float
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., lease_id: _Optional[str] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class ReserveReply(_message.Message):
+    __slots__ = ("granted", "num_cached_blocks", "refusal")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    granted: bool
+    num_cached_blocks: int
+    refusal: Failure
+    def __init__(self, granted: _Optional[bool] = ..., num_cached_blocks: _Optional[int] = ..., refusal: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    source: Peer
+    attempt: AttemptId
+    pool_generation: int
+    first_block: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    last: bool
+    first_token: int
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ...) -> None: ...
+
+class AnnounceReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("target", "source", "attempt", "reason")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    source: Peer
+    attempt: AttemptId
+    reason: str
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("target", "lease_id", "attempt", "pool_generation", "completed")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    lease_id: str
+    attempt: AttemptId
+    pool_generation: int
+    completed: bool
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., completed: _Optional[bool] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ("held", "reason")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    held: bool
+    reason: str
+    def __init__(self, held: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("target", "lease_ids")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("unknown_lease_ids",)
+    UNKNOWN_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    unknown_lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unknown_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("target",)
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ...) -> None: ...
+
+class WorkerDescription(_message.Message):
+    __slots__ = ("peer", "role", "fingerprint", "transport", "transport_metadata", "pool_generation")
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    peer: Peer
+    role: str
+    fingerprint: _containers.ScalarMap[str, str]
+    transport: str
+    transport_metadata: bytes
+    pool_generation: int
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., role: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., pool_generation: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("identity", "role", "state", "gauges", "counters", "transport", "seconds_since_step")
+    class GaugesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
+    identity: WorkerIdentity
+    role: str
+    state: str
+    gauges: _containers.ScalarMap[str, float]
+    counters: _containers.ScalarMap[str, float]
+    transport: str
+    seconds_since_step: float
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., counters: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., seconds_since_step: _Optional[float] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("peer", "pool", "role", "fingerprint", "pid")
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    peer: Peer
+    pool: str
+    role: str
+    fingerprint: _containers.ScalarMap[str, str]
+    pid: int
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., pool: _Optional[str] = ..., role: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("accepted", "reason", "heartbeat_seconds")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    heartbeat_seconds: float
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("identity", "status")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    identity: WorkerIdentity
+    status: WorkerStatus
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class WorkerRecord(_message.Message):
+    __slots__ = ("peer", "pool", "role", "state", "reason", "state_seconds", "pid", "status")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    peer: Peer
+    pool: str
+    role: str
+    state: str
+    reason: str
+    state_seconds: float
+    pid: int
+    status: WorkerStatus
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., pool: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
+
+class PoolRecord(_message.Message):
+    __slots__ = ("name", "role", "desired", "ready", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    desired: int
+    ready: int
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., desired: _Optional[int] = ..., ready: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FleetSnapshot(_message.Message):
+    __slots__ = ("sequence", "controller_incarnation", "workers", "pools")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    controller_incarnation: str
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerRecord]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolRecord]
+    def __init__(self, sequence: _Optional[int] = ..., controller_incarnation: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRecord, _Mapping]]] = ...) -> None: ...
