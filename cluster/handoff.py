@@ -1,0 +1,109 @@
+"""What gateway, prefill and decode workers say to each other about one attempt."""
+
+from dataclasses import dataclass, field
+
+from segue.cluster.errors import AttemptFailed, FailureKind
+from segue.cluster.identity import AttemptId, Peer
+from segue.cluster.request import FinishReason, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt ended without an answer, as data."""
+
+    kind: FailureKind
+    message: str
+    retryable: bool = True
+
+    def to_error(self) -> AttemptFailed:
+        return AttemptFailed(self.kind, self.message, retryable=self.retryable)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One attempt at a request, resumed behind the tokens that earlier attempts produced."""
+
+    request: GenerationRequest
+    attempt: int
+    produced_token_ids: tuple[int, ...]
+    gateway_id: str
+    timeout_seconds: float
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        return AttemptId(self.request.request_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one attempt; the first stands at absolute `position`."""
+
+    attempt: AttemptId
+    position: int
+    token_ids: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    failure: Failure | None = None
+    cached_tokens: int = 0
+    instants: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A prefill worker asks a decode worker for room: the prompt and the whole answer."""
+
+    assignment: Assignment
+    source: Peer
+    lease_id: str
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveOutcome:
+    """A credit (`failure` is None) or a refusal.
+
+    The first `num_cached_blocks` blocks of the prompt are at the target already.
+    """
+
+    num_cached_blocks: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Blocks [first_block, first_block + len(block_ids)) of the prompt may be read now."""
+
+    source: Peer
+    attempt: AttemptId
+    pool_generation: int
+    first_block: int
+    block_ids: tuple[int, ...]
+    checksums: tuple[int, ...]
+    first_token: int | None = None  # set in the last announcement of an attempt, and only there
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRelease:
+    lease_id: str
+    attempt: AttemptId
+    pool_generation: int
+    completed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseVerdict:
+    """`held`: the blocks could not have changed while they were read."""
+
+    held: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """What a peer must know before it reads this worker's blocks."""
+
+    peer: Peer
+    role: str
+    fingerprint: dict[str, str]
+    transport: str
+    transport_metadata: bytes
+    pool_generation: int

@@ -1,0 +1,88 @@
+"""Everything that crosses a process boundary arrives as it was sent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from segue.cluster.errors import FailureKind, InvalidRequest
+from segue.cluster.handoff import Announcement, Assignment, Failure, Reservation, TokenDelta
+from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
+from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
+from segue.cluster.rpc import codec, serving_pb2
+
+names = st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable())
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)
+identities = st.builds(WorkerIdentity, names, names)
+peers = st.builds(Peer, identities, names)
+attempts = st.builds(AttemptId, names, st.integers(0, 2**32 - 1))
+unit = st.floats(0, 1)
+samplings = st.builds(
+    SamplingParams,
+    st.floats(0, 2),
+    unit,
+    st.integers(0, 2**32 - 1),
+    unit,
+    st.integers(0, 2**64 - 1),
+)
+requests = st.builds(
+    GenerationRequest,
+    names,
+    tokens.filter(bool),
+    samplings,
+    st.builds(
+        StopRule,
+        st.integers(6, 2**32 - 1),
+        st.integers(0, 5),
+        st.frozensets(st.integers(0, 2**32 - 1), max_size=3),
+    ),
+    names,
+    st.integers(-(2**31), 2**31 - 1),
+)
+assignments = st.builds(Assignment, requests, st.integers(0, 100), tokens, names, st.floats(0, 1e9))
+failures = st.builds(Failure, st.sampled_from(FailureKind), names, st.booleans())
+
+
+@given(assignments, peers, names, st.floats(0, 1e6), identities)
+def test_reservation_round_trip(
+    assignment: Assignment, source: Peer, lease: str, wait: float, target: WorkerIdentity
+) -> None:
+    sent = Reservation(assignment, source, lease, wait)
+    wire = codec.reservation_to_pb(target, sent).SerializeToString()
+    message = serving_pb2.ReserveRequest.FromString(wire)
+    assert codec.reservation_from_pb(message) == sent
+    assert codec.identity_from_pb(message.target) == target
+
+
+@given(
+    st.builds(
+        TokenDelta,
+        attempts,
+        st.integers(0, 2**32 - 1),
+        tokens,
+        st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH]),
+        st.none() | failures,
+        st.integers(0, 1000),
+        st.dictionaries(names, st.floats(0, 1e10), max_size=2),
+    )
+)
+def test_delta_round_trip(delta: TokenDelta) -> None:
+    wire = codec.delta_to_pb(delta).SerializeToString()
+    assert codec.delta_from_pb(serving_pb2.TokenDelta.FromString(wire)) == delta
+
+
+@given(peers, attempts, st.integers(0, 9), tokens, st.none() | st.integers(0, 2**32 - 1))
+def test_announcement_round_trip(
+    source: Peer, attempt: AttemptId, first: int, blocks: tuple[int, ...], token: int | None
+) -> None:
+    sums = tuple(block * 2**31 for block in blocks)
+    sent = Announcement(source, attempt, 7, first, blocks, sums, token)
+    wire = codec.announcement_to_pb(source.identity, sent).SerializeToString()
+    assert codec.announcement_from_pb(serving_pb2.AnnounceRequest.FromString(wire)) == sent
+
+
+def test_incomplete_messages_name_what_is_missing() -> None:
+    with pytest.raises(InvalidRequest, match="incarnation"):
+        codec.identity_from_pb(serving_pb2.WorkerIdentity(worker_id="a"))
+    with pytest.raises(InvalidRequest, match="prompt_token_ids"):
+        codec.assignment_from_pb(serving_pb2.Assignment())
+    with pytest.raises(InvalidRequest, match="failure kind"):
+        codec.failure_from_pb(serving_pb2.Failure(kind="surprise"))
