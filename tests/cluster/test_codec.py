@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from segue.cluster.errors import FailureKind, InvalidRequest
 from segue.cluster.handoff import Announcement, Assignment, Failure, Reservation, TokenDelta
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
