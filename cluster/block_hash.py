@@ -6,6 +6,7 @@ key(root)    = SHA-256 over a tagged serialisation of the KeyScope; an absent va
 """
 
 import hashlib
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -40,6 +41,8 @@ def root_key(scope: KeyScope) -> bytes:
 def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     words = array("I", token_ids)
     assert words.itemsize == 4
+    if sys.byteorder == "big":
+        words.byteswap()
     return hashlib.sha256(parent + words.tobytes()).digest()
 
 

@@ -6,7 +6,7 @@ Unknown keys are refused with the nearest known name. The only module that reads
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -15,31 +15,40 @@ from segue.cluster.errors import ConfigurationError
 
 BUNDLED_MODEL = "smollm2-135m"
 Role = Literal["prefill", "decode", "both"]
+# A pool's name is a Ray resource and a metrics label; lower case keeps it off Ray's CPU and GPU.
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=40)]
+RAY_RESOURCES = frozenset({"memory", "object_store_memory"})
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # No infinity: every wait has a deadline.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class ModelConfig(Section):
     """Which model is served. `path`: a Hugging Face folder, a GGUF file, or the bundled model."""
 
-    path: str = Field(BUNDLED_MODEL, description="folder, .gguf file, or 'smollm2-135m'")
-    id: str | None = Field(None, description="the name clients use; default: last part of path")
+    path: str = Field(default=BUNDLED_MODEL, description="folder, .gguf file, or 'smollm2-135m'")
+    id: str | None = Field(
+        default=None, description="the name clients use; default: last part of path"
+    )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="prompt + answer tokens; default: what the model was trained for"
+        default=None, description="prompt + answer tokens; default: what the model was trained for"
     )
 
     @property
     def served_name(self) -> str:
-        return self.id or Path(self.path).stem
+        return self.id or Path(self.path).name.removesuffix(".gguf") or self.path
 
 
 class AdmissionConfig(Section):
     max_queued_requests: Annotated[int, Field(ge=1)] = Field(
-        256, description="requests in the gateway at once; more are answered overload_status"
+        default=256,
+        description="requests in the gateway at once; more are answered overload_status",
     )
     overload_status: Literal[429, 503] = 429
     retry_after_s: Annotated[int, Field(ge=1)] = 1
@@ -49,17 +58,19 @@ class AdmissionConfig(Section):
 
 class RecoveryConfig(Section):
     max_attempts: Annotated[int, Field(ge=1)] = Field(
-        4, description="tries at one request, the first one included"
+        default=4, description="tries at one request, the first one included"
     )
     worker_wait_s: Annotated[float, Field(ge=0)] = Field(
-        20.0, description="how long a started request waits for any worker to come back"
+        default=20.0, description="how long a started request waits for any worker to come back"
     )
 
 
 class GatewayConfig(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    api_keys_file: str | None = Field(None, description="one key a line; absent: no key is asked")
+    api_keys_file: str | None = Field(
+        default=None, description="one key a line; absent: no key is asked"
+    )
     admission: AdmissionConfig = AdmissionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
 
@@ -70,7 +81,7 @@ class ReplicaConfig(Section):
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     resources: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
-        None, description="default: 1 of a resource named after the pool"
+        default=None, description="default: 1 of a resource named after the pool"
     )
     label_selector: dict[str, str] = {}
 
@@ -80,15 +91,18 @@ class EngineConfig(Section):
     block_size: Annotated[int, Field(ge=1, le=512)] = 16
     num_kv_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     kv_cache_bytes: Annotated[int, Field(ge=1)] = Field(
-        2 * 2**30, description="size of the KV-cache when num_kv_blocks is auto (CPU)"
+        default=2 * 2**30, description="size of the KV-cache when num_kv_blocks is auto (CPU)"
     )
     free_gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.9, description="share of free GPU memory for the KV-cache when num_kv_blocks is auto"
+        default=0.9,
+        description="share of free GPU memory for the KV-cache when num_kv_blocks is auto",
     )
-    max_num_seqs: Annotated[int, Field(ge=1)] = Field(64, description="sequences a step")
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(512, description="tokens a step")
+    max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="sequences a step")
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
+        default=512, description="tokens a step"
+    )
     chunk_size: Annotated[int, Field(ge=1)] = Field(
-        128, description="most prompt tokens of one request a step"
+        default=128, description="most prompt tokens of one request a step"
     )
     enable_prefix_caching: bool = True
     torch_threads: Annotated[int, Field(ge=1)] = 1
@@ -122,12 +136,12 @@ class PoolConfig(Section):
 
 class TransferConfig(Section):
     transport: Literal["nixl", "loopback"] = Field(
-        "nixl", description="loopback works within one process only (tests)"
+        default="nixl", description="loopback works within one process only (tests)"
     )
-    checksum: bool = Field(True, description="verify each block after it was read")
+    checksum: bool = Field(default=True, description="verify each block after it was read")
     lease_s: Annotated[float, Field(gt=0)] = 30.0
     credit_wait_s: Annotated[float, Field(gt=0)] = Field(
-        120.0, description="how long a prompt waits for room on its decode worker"
+        default=120.0, description="how long a prompt waits for room on its decode worker"
     )
     read_timeout_s: Annotated[float, Field(gt=0)] = 20.0
 
@@ -135,10 +149,10 @@ class TransferConfig(Section):
 class ControlConfig(Section):
     heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
     dead_after_s: Annotated[float, Field(gt=0)] = Field(
-        10.0, description="a silent but connected worker is replaced after this long"
+        default=10.0, description="a silent but connected worker is replaced after this long"
     )
     suspect_after_s: Annotated[float, Field(gt=0)] = Field(
-        2.5, description="a silent worker gets no new requests after this long"
+        default=2.5, description="a silent worker gets no new requests after this long"
     )
     start_timeout_s: Annotated[float, Field(gt=0)] = 300.0
 
@@ -159,14 +173,16 @@ def _default_pools() -> dict[str, PoolConfig]:
 class SegueConfig(Section):
     """The whole file. Every key has a default: without a file the bundled model is served."""
 
-    model: ModelConfig = ModelConfig()  # pyright: ignore[reportCallIssue]
-    gateway: GatewayConfig = GatewayConfig()  # pyright: ignore[reportCallIssue]
-    pools: dict[str, PoolConfig] = Field(default_factory=_default_pools, min_length=1)
-    transfer: TransferConfig = TransferConfig()  # pyright: ignore[reportCallIssue]
-    control: ControlConfig = ControlConfig()  # pyright: ignore[reportCallIssue]
+    model: ModelConfig = ModelConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    pools: dict[PoolName, PoolConfig] = Field(default_factory=_default_pools, min_length=1)
+    transfer: TransferConfig = TransferConfig()
+    control: ControlConfig = ControlConfig()
 
     @model_validator(mode="after")
     def _pools_agree(self) -> Self:
+        if taken := RAY_RESOURCES & self.pools.keys():
+            raise ValueError(f"pools: '{min(taken)}' is a resource of Ray itself; rename the pool")
         roles = {pool.role for pool in self.pools.values()}
         if "both" not in roles and not {"prefill", "decode"} <= roles:
             missing = ({"prefill", "decode"} - roles).pop()
@@ -177,15 +193,29 @@ class SegueConfig(Section):
         return self
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping that gives a key twice; YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key '{key.value}' is given twice", key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def load_config(path: str | Path | None) -> SegueConfig:
     """Read `path`, or give the defaults. Raises ConfigurationError that names each wrong key."""
     if path is None:
         return SegueConfig()
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
         raise ConfigurationError(f"{path} is not valid YAML: {error}") from error
     return parse_config({} if data is None else data, source=str(path))
 
@@ -212,17 +242,14 @@ def _explain(root: type[BaseModel], item: dict[str, Any]) -> str:
 
 
 def _fields_at(root: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    model = root
+    """Names the keys of the section at `location`, which may pass through names of pools."""
+    here: Any = root
     for part in location:
-        if part not in model.model_fields:
-            continue  # the name of a pool
-        annotation = model.model_fields[str(part)].annotation
-        inner = [annotation, *getattr(annotation, "__args__", ())]
-        found = [a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)]
-        if not found:
-            return []
-        model = found[-1]
-    return list(model.model_fields)
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = here.model_fields[str(part)].annotation
+        else:
+            here = get_args(here)[-1]  # the values of a mapping
+    return list(here.model_fields)
 
 
 def cache_folder() -> Path:
