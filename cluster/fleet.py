@@ -1,0 +1,83 @@
+"""The fleet as the controller tells it to gateways: every worker and every pool, at one instant."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from segue.cluster.config import Role
+from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.worker_status import WorkerStatus
+
+
+class WorkerState(StrEnum):
+    """
+    starting -> ready <-> suspect -> dead
+                  `-> draining ------^      (any state may go straight to dead, none comes back)
+    """
+
+    STARTING = "starting"  # launched, not registered yet
+    READY = "ready"  # the only state in which new requests are sent
+    SUSPECT = "suspect"  # silent, cut off or stalled; comes back with its next good beat
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One life of one worker. `peer` is None until it has registered."""
+
+    identity: WorkerIdentity
+    pool: str
+    role: Role
+    state: WorkerState
+    reason: str = ""
+    state_seconds: float = 0.0  # since `state` was entered
+    peer: Peer | None = None
+    pid: int = 0
+    status: WorkerStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    name: str
+    role: Role
+    desired: int
+    ready: int
+    reason: str = ""  # why `ready` is below `desired`
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """A numbered snapshot; numbers grow within one life of the controller."""
+
+    sequence: int = 0
+    controller_incarnation: str = ""
+    workers: tuple[WorkerView, ...] = ()
+    pools: tuple[PoolView, ...] = field(default_factory=tuple)
+
+    def ready_workers(self, *roles: Role) -> tuple[WorkerView, ...]:
+        """Workers that take new requests, of any of `roles` (all if none is given)."""
+        return tuple(
+            worker
+            for worker in self.workers
+            if worker.state is WorkerState.READY and (not roles or worker.role in roles)
+        )
+
+    def find(self, identity: WorkerIdentity) -> WorkerView | None:
+        return next((worker for worker in self.workers if worker.identity == identity), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a worker says when it is able to serve."""
+
+    peer: Peer
+    pool: str
+    role: Role
+    fingerprint: dict[str, str]
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationVerdict:
+    accepted: bool
+    reason: str = ""
