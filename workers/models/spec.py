@@ -1,0 +1,233 @@
+"""Says what a model is (shapes, rope, token ids, revision), read from its folder without torch."""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from segue.cluster.errors import ConfigurationError
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """How Llama 3.1 stretches the wavelengths of its rotary embedding."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    rms_norm_eps: float
+    tied_embeddings: bool
+    max_position_embeddings: int
+    initializer_range: float
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+    default_temperature: float
+    default_top_p: float
+    default_top_k: int
+    revision: str
+
+    @property
+    def position_settings(self) -> str:
+        """What decides a key's rotation; part of the name of a KV block."""
+        return f"theta={self.rope_theta!r} scaling={self.rope_scaling!r}"
+
+
+def load_spec(folder: Path, *, load_format: str = "auto", dummy_seed: int = 0) -> ModelSpec:
+    """Read `config.json` and `generation_config.json`. Raises ConfigurationError."""
+    source = folder / "config.json"
+    raw = _read_json(source)
+    generation_source = folder / "generation_config.json"
+    generation = _read_json(generation_source) if generation_source.exists() else {}
+    revision = _revision(folder, dummy_seed if load_format == "dummy" else None)
+    try:
+        return _parse(_Reader(raw, source), _Reader(generation, generation_source), revision)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{source}: cannot be understood: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Typed look-ups in one JSON object; a null counts as absent."""
+
+    values: Mapping[str, Any]
+    source: Path
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"{self.source}: {key} must be a positive integer: {value!r}")
+        return value
+
+
+def _parse(config: _Reader, generation: _Reader, revision: str) -> ModelSpec:
+    architecture = _architecture(config)
+    _refuse_variants(config)
+    hidden_size = config.positive("hidden_size")
+    num_heads = config.positive("num_attention_heads")
+    num_kv_heads = config.positive("num_key_value_heads", num_heads)
+    head_dim = config.positive("head_dim", hidden_size // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ConfigurationError(
+            f"{config.source}: {num_heads} heads of {head_dim} with {num_kv_heads} key-value heads "
+            "do not divide evenly"
+        )
+    theta, scaling = _rope(config)
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=config.positive("num_hidden_layers"),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=config.positive("intermediate_size"),
+        vocab_size=config.positive("vocab_size"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        max_position_embeddings=config.positive("max_position_embeddings", 2048),
+        initializer_range=float(config.get("initializer_range", 0.02)),
+        eos_token_ids=_ids(generation.get("eos_token_id")) | _ids(config.get("eos_token_id")),
+        bos_token_id=generation.get("bos_token_id", config.get("bos_token_id")),
+        default_temperature=float(generation.get("temperature", 1.0)),
+        default_top_p=float(generation.get("top_p", 1.0)),
+        default_top_k=int(generation.get("top_k", 0)),
+        revision=revision,
+    )
+
+
+def _architecture(config: _Reader) -> str:
+    named = config.get("architectures", [])
+    if not named and config.get("model_type") == "llama":
+        named = ["LlamaForCausalLM"]
+    for name in named:
+        if name in SUPPORTED_ARCHITECTURES:
+            return str(name)
+    found = ", ".join(map(str, named)) or config.get("model_type", "nothing")
+    raise ConfigurationError(
+        f"{config.source}: architecture {found} is not supported; "
+        f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def _refuse_variants(config: _Reader) -> None:
+    """Refuse what would change the computation and is not implemented."""
+    for key in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
+        if value := config.get(key):
+            raise ConfigurationError(f"{config.source}: {key} = {value!r} is not supported")
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise ConfigurationError(f"{config.source}: hidden_act {activation!r} is not supported")
+
+
+def _rope(config: _Reader) -> tuple[float, Llama3Scaling | None]:
+    """Base and scaling, from `rope_parameters` (transformers 5) or `rope_scaling` (before)."""
+    values = config.get("rope_parameters", config.get("rope_scaling", {}))
+    rope = _Reader(values, config.source)
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    if float(rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
+        raise ConfigurationError(f"{config.source}: partial_rotary_factor is not supported")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ConfigurationError(f"{config.source}: rope type {kind!r} is not supported")
+    missing = [
+        key for key in ("factor", "low_freq_factor", "high_freq_factor") if rope.get(key) is None
+    ]
+    if missing:
+        raise ConfigurationError(f"{config.source}: rope type llama3 lacks {', '.join(missing)}")
+    return theta, Llama3Scaling(
+        factor=float(rope.get("factor")),
+        low_freq_factor=float(rope.get("low_freq_factor")),
+        high_freq_factor=float(rope.get("high_freq_factor")),
+        original_max_position_embeddings=rope.positive(
+            "original_max_position_embeddings", config.positive("max_position_embeddings", 2048)
+        ),
+    )
+
+
+def _ids(value: Any) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(map(int, value)) if isinstance(value, list) else frozenset((int(value),))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, in the order of their names; empty if there are none."""
+    index = folder / INDEX_FILE
+    if index.exists():
+        shards = _read_json(index).get("weight_map", {}).values()
+        return [folder / name for name in sorted(set(shards))]
+    single = folder / SINGLE_FILE
+    return [single] if single.exists() else []
+
+
+def _revision(folder: Path, dummy_seed: int | None) -> str:
+    """Name the weights by content: the same on every machine that holds the same files.
+
+    Headers alone would give two fine-tunes of one shape the same name, and their KV blocks would
+    be mixed up; so evenly spaced samples of the data are taken in as well.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    if dummy_seed is not None:
+        digest.update(f"dummy weights, seed {dummy_seed}".encode())
+        return digest.hexdigest()
+    for path in weight_files(folder):
+        try:
+            digest.update(_file_signature(path))
+        except (OSError, struct.error) as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _file_signature(path: Path) -> bytes:
+    size = os.path.getsize(path)
+    digest = hashlib.sha256(f"{path.name}\0{size}\0".encode())
+    with path.open("rb") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        digest.update(file.read(min(header_bytes, size)))
+        for sample in range(_SAMPLES):
+            file.seek(max(0, (size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1)))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{path}: expected a JSON object")
+    return data
