@@ -107,3 +107,4 @@ class WorkerDescription:
     transport: str
     transport_metadata: bytes
     pool_generation: int
+    num_blocks: int

@@ -242,6 +242,7 @@ def description_to_pb(description: WorkerDescription) -> pb.WorkerDescription:
         transport=description.transport,
         transport_metadata=description.transport_metadata,
         pool_generation=description.pool_generation,
+        num_blocks=description.num_blocks,
     )
 
 
@@ -253,4 +254,5 @@ def description_from_pb(message: pb.WorkerDescription) -> WorkerDescription:
         message.transport,
         message.transport_metadata,
         message.pool_generation,
+        message.num_blocks,
     )

@@ -260,12 +260,14 @@ class ReleaseReply(_message.Message):
     def __init__(self, held: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("target", "lease_ids")
+    __slots__ = ("target", "lease_ids", "holder")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     target: WorkerIdentity
     lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    holder: WorkerIdentity
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., lease_ids: _Optional[_Iterable[str]] = ..., holder: _Optional[_Union[WorkerIdentity, _Mapping]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ("unknown_lease_ids",)
@@ -280,7 +282,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("peer", "role", "fingerprint", "transport", "transport_metadata", "pool_generation")
+    __slots__ = ("peer", "role", "fingerprint", "transport", "transport_metadata", "pool_generation", "num_blocks")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -294,13 +296,15 @@ class WorkerDescription(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     peer: Peer
     role: str
     fingerprint: _containers.ScalarMap[str, str]
     transport: str
     transport_metadata: bytes
     pool_generation: int
-    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., role: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., pool_generation: _Optional[int] = ...) -> None: ...
+    num_blocks: int
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., role: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., pool_generation: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

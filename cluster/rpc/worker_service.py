@@ -1,0 +1,89 @@
+"""The Worker service: unpacks a call, fences it by identity, asks the worker, packs the answer."""
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from segue.cluster.errors import StaleReference
+from segue.cluster.identity import WorkerIdentity
+from segue.cluster.rpc import codec, serving_pb2_grpc
+from segue.cluster.rpc import serving_pb2 as pb
+from segue.cluster.rpc.server import Context
+from segue.cluster.rpc.worker_status_codec import status_to_pb
+from segue.cluster.worker_api import WorkerApi
+
+
+def add_worker_service(server: grpc.aio.Server, worker: WorkerApi) -> None:
+    serving_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(worker), server)
+
+
+class WorkerServicer(serving_pb2_grpc.WorkerServicer):
+    def __init__(self, worker: WorkerApi) -> None:
+        self._worker = worker
+
+    def _fence(self, target: pb.WorkerIdentity) -> WorkerIdentity:
+        """An address that was reused must refuse what was meant for its former owner."""
+        meant = codec.identity_from_pb(target)
+        if meant != self._worker.identity:
+            raise StaleReference(f"meant for {meant}, this is {self._worker.identity}")
+        return meant
+
+    async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitReply:
+        self._fence(request.target)
+        decode = codec.peer_from_pb(request.decode) if request.HasField("decode") else None
+        await self._worker.submit(codec.assignment_from_pb(request.assignment), decode)
+        return pb.SubmitReply()
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
+        self._fence(request.target)
+        await self._worker.abort([codec.attempt_from_pb(item) for item in request.attempts])
+        return pb.AbortReply()
+
+    async def Frames(
+        self, request: pb.FramesRequest, context: Context
+    ) -> AsyncIterator[pb.StepFrame]:
+        self._fence(request.target)
+        sequence = 0
+        async for deltas in self._worker.frames(request.gateway_id):
+            sequence += 1
+            yield pb.StepFrame(sequence=sequence, deltas=map(codec.delta_to_pb, deltas))
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
+        self._fence(request.target)
+        return codec.outcome_to_pb(
+            await self._worker.reserve(codec.reservation_from_pb(request))
+        )
+
+    async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceReply:
+        self._fence(request.target)
+        await self._worker.announce(codec.announcement_from_pb(request))
+        return pb.AnnounceReply()
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelReply:
+        self._fence(request.target)
+        await self._worker.cancel(
+            codec.peer_from_pb(request.source),
+            codec.attempt_from_pb(request.attempt),
+            request.reason,
+        )
+        return pb.CancelReply()
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
+        self._fence(request.target)
+        verdict = await self._worker.release(codec.release_from_pb(request))
+        return pb.ReleaseReply(held=verdict.held, reason=verdict.reason)
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
+        self._fence(request.target)
+        holder = codec.identity_from_pb(request.holder)
+        unknown = await self._worker.renew(holder, list(request.lease_ids))
+        return pb.RenewReply(unknown_lease_ids=unknown)
+
+    async def Describe(
+        self, request: pb.DescribeRequest, context: Context
+    ) -> pb.WorkerDescription:
+        self._fence(request.target)
+        return codec.description_to_pb(await self._worker.describe())
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.WorkerStatus:
+        return status_to_pb(await self._worker.status())

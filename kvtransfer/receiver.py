@@ -1,0 +1,214 @@
+"""The one thread that drives a worker's transport: reads blocks, verifies them, serves readers.
+
+A read has two ends. `verified` resolves when the bytes are here and match their checksums, or
+fails with the reason, a timeout included. `terminal` resolves when no byte can arrive any more;
+only then may the target blocks be freed. Idle, the thread sleeps: nothing is polled.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from segue.cluster.errors import TransferError
+from segue.kvtransfer.checksum import block_checksums
+from segue.kvtransfer.layout import KVLayout
+from segue.kvtransfer.plan import plan_blocks
+from segue.kvtransfer.transport import ReadHandle, ReadState, Transport
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.001
+STUCK_POLL_SECONDS = 0.05  # for reads that have timed out: their end is awaited, not hurried
+
+
+@dataclass(slots=True, eq=False)
+class BlockRead:
+    peer: str
+    remote_blocks: tuple[int, ...]
+    local_blocks: tuple[int, ...]
+    checksums: tuple[int, ...]
+    deadline: float
+    verified: Future[None] = field(default_factory=Future)
+    terminal: Future[None] = field(default_factory=Future)
+    handle: ReadHandle | None = None
+
+
+class Receiver:
+    def __init__(
+        self,
+        transport: Transport,
+        layout: KVLayout,
+        region: memoryview,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.transport = transport
+        self._layout = layout
+        self._region = region
+        self._clock = clock
+        self._peers: dict[str, KVLayout] = {}
+        self._queue: deque[Callable[[], None]] = deque()
+        self._reads: list[BlockRead] = []
+        self._serving = False
+        self._stopping = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
+
+    # -- from other threads ------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def connect(self, peer: str, metadata: bytes, num_blocks: int) -> Future[None]:
+        """Learn of a peer whose layout equals ours but for its number of blocks."""
+        done: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                if peer not in self._peers:
+                    self.transport.connect(peer, metadata)
+                    self._peers[peer] = KVLayout(
+                        num_blocks,
+                        self._layout.num_layers,
+                        self._layout.num_kv_heads,
+                        self._layout.block_size,
+                        self._layout.head_dim,
+                        self._layout.dtype,
+                        self._layout.itemsize,
+                    )
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        self._post(work)
+        return done
+
+    def disconnect(self, peer: str) -> None:
+        def work() -> None:
+            if self._peers.pop(peer, None) is not None:
+                self.transport.disconnect(peer)
+
+        self._post(work)
+
+    def read(
+        self,
+        peer: str,
+        remote_blocks: tuple[int, ...],
+        local_blocks: tuple[int, ...],
+        checksums: tuple[int, ...],
+        timeout_s: float,
+    ) -> BlockRead:
+        """Start reading; empty `checksums` skips the verification."""
+        deadline = self._clock() + timeout_s
+        read = BlockRead(peer, remote_blocks, local_blocks, checksums, deadline)
+        self._post(lambda: self._begin(read))
+        return read
+
+    def serve(self, serving: bool) -> None:
+        """Whether peers may be reading from us: then the transport is kept in motion."""
+        with self._wake:
+            self._serving = serving
+            self._wake.notify()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._reads)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        with self._wake:
+            self._queue.append(work)
+            self._wake.notify()
+
+    # -- in the transfer thread --------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if not self._queue and not self._stopping:
+                    self._wake.wait(self._pause())
+                if self._stopping:
+                    break
+                work = list(self._queue)
+                self._queue.clear()
+            for item in work:
+                item()
+            try:
+                self._advance()
+            except Exception:  # the transport itself broke: no read can be trusted
+                logger.exception("the transport failed")
+                self._fail_all("the transport failed")
+        self._fail_all("the worker stops")
+        self.transport.close()
+
+    def _pause(self) -> float | None:
+        if self._serving or any(not read.verified.done() for read in self._reads):
+            return POLL_SECONDS
+        return STUCK_POLL_SECONDS if self._reads else None
+
+    def _begin(self, read: BlockRead) -> None:
+        try:
+            theirs = self._peers.get(read.peer)
+            if theirs is None:
+                raise TransferError(f"peer {read.peer} is not connected")
+            pieces = plan_blocks(theirs, self._layout, read.remote_blocks, read.local_blocks)
+            read.handle = self.transport.post_read(
+                read.peer, [remote for remote, _ in pieces], [local for _, local in pieces]
+            )
+            self._reads.append(read)
+        except Exception as error:
+            _reject(read, error if isinstance(error, TransferError) else _wrapped(error))
+            read.terminal.set_result(None)
+
+    def _advance(self) -> None:
+        if self._serving:
+            self.transport.progress()
+        for read in list(self._reads):
+            assert read.handle is not None
+            state = self.transport.poll(read.handle)
+            if state is ReadState.IN_FLIGHT:
+                if not read.verified.done() and self._clock() >= read.deadline:
+                    _reject(read, TransferError("the read did not finish within its time"))
+                continue
+            self._reads.remove(read)
+            if state is ReadState.DONE:
+                self._verify(read)
+            else:
+                _reject(read, TransferError("the read failed"))
+            read.terminal.set_result(None)
+
+    def _verify(self, read: BlockRead) -> None:
+        if read.verified.done():
+            return
+        if read.checksums:
+            found = block_checksums(self._region, self._layout, read.local_blocks)
+            bad = sum(a != b for a, b in zip(found, read.checksums, strict=True))
+            if bad:
+                total = len(found)
+                _reject(read, TransferError(f"{bad} of {total} blocks failed their checksum"))
+                return
+        read.verified.set_result(None)
+
+    def _fail_all(self, reason: str) -> None:
+        for read in self._reads:
+            _reject(read, TransferError(reason))
+        # `terminal` stays open: nobody can promise that no byte arrives. The blocks stay
+        # quarantined until the process ends.
+        self._reads.clear()
+
+
+def _reject(read: BlockRead, error: TransferError) -> None:
+    if not read.verified.done():
+        read.verified.set_exception(error)
+
+
+def _wrapped(error: Exception) -> TransferError:
+    return TransferError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,311 @@
+"""The engine loop: one thread that schedules, runs, samples and applies, step after step.
+
+Everything else reaches it through `post` and `call`; everything it has to say leaves in one
+StepOutcome a step. It is the only thread that touches scheduler, KV-cache and sequences.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from segue.cluster.errors import FailureKind
+from segue.cluster.handoff import Failure, TokenDelta
+from segue.cluster.identity import AttemptId
+from segue.cluster.request import FinishReason
+from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.scheduler.plan import Scheduled, StepPlan
+from segue.workers.scheduler.scheduler import Scheduler
+from segue.workers.sequence import Phase, Sequence
+from segue.workers.step_execution import StepExecution
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReady:
+    """Blocks of a sequence that is handed off: computed, and leased from now on."""
+
+    sequence: Sequence
+    first_block: int
+    block_ids: tuple[int, ...]
+    checksums: tuple[int, ...]
+    first_token: int | None  # set with the last chunk of a context
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence left the engine: with an answer's end, or with a failure."""
+
+    sequence: Sequence
+    finish: FinishReason | None
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """All that a step has to say, in the order in which it must be told."""
+
+    deltas: list[tuple[str, TokenDelta]] = field(default_factory=list)  # by gateway
+    granted: list[Sequence] = field(default_factory=list)
+    chunks: list[ChunkReady] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.deltas or self.granted or self.chunks or self.ended)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    steps: int = 0
+    context_tokens: int = 0
+    generated_tokens: int = 0
+    last_progress: float = 0.0  # monotonic; of the last step, or of the last moment without work
+
+
+class Engine:
+    """Start with `start`; `on_outcome` is called in the engine thread after each step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        execution: StepExecution,
+        on_outcome: Callable[[StepOutcome], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cache: KVCache = scheduler.cache
+        self.counters = EngineCounters(last_progress=clock())
+        self._execution = execution
+        self._on_outcome = on_outcome
+        self._clock = clock
+        self._sequences: dict[AttemptId, Sequence] = {}
+        self._announced: dict[AttemptId, int] = {}  # blocks of a handoff already told of
+        self._outcome = StepOutcome()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # -- from other threads ------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run `action` in the engine thread before the next step."""
+        with self._wake:
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def call(self, action: Callable[[], T]) -> Future[T]:
+        """As `post`, with the result or the exception."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(action())
+            except Exception as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future
+
+    # -- in the engine thread, by post -------------------------------------------------------
+
+    def add(self, sequence: Sequence, num_known_blocks: int = 0) -> None:
+        """Queue a sequence. The first `num_known_blocks` blocks need not be handed off."""
+        if sequence.attempt in self._sequences:
+            raise ValueError(f"attempt {sequence.attempt} is known already")
+        self._sequences[sequence.attempt] = sequence
+        if sequence.hands_off:
+            self._announced[sequence.attempt] = num_known_blocks
+        if not self.cache.can_ever_fit(sequence):
+            need = self.cache.blocks_for(self.cache.final_tokens(sequence))
+            have = self.cache.pool.num_blocks
+            message = f"needs {need} KV blocks, the whole cache has {have}"
+            self._fail(sequence, Failure(FailureKind.REFUSED, message, retryable=False))
+            return
+        self.scheduler.add(sequence)
+
+    def drop(self, attempt: AttemptId) -> bool:
+        """Take a sequence out without a word. False if it is not here (any more)."""
+        sequence = self._sequences.get(attempt)
+        if sequence is None:
+            return False
+        self._leave(sequence)
+        return True
+
+    def land(self, attempt: AttemptId, first_token: int) -> bool:
+        """The context's KV is verified: begin to generate behind `first_token`."""
+        sequence = self._sequences.get(attempt)
+        if sequence is None or sequence.phase is not Phase.LANDING:
+            return False
+        self.cache.land(sequence)
+        self._append(sequence, first_token)
+        return True
+
+    def end_lease(self, block_ids: tuple[int, ...]) -> None:
+        self.cache.pool.end_lease(block_ids)
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_tick = self._clock() + TICK_SECONDS
+        while self._wait_for_work():
+            now = self._clock()
+            if now >= next_tick:
+                self._expire(now)
+                next_tick = now + TICK_SECONDS
+            try:
+                self._step()
+            except Exception as error:  # a defect in the loop itself must not freeze everybody
+                logger.exception("engine step failed; its sequences are ended")
+                for sequence in list(self._sequences.values()):
+                    if sequence.phase in (Phase.CONTEXT, Phase.GENERATION):
+                        self._fail(sequence, Failure(FailureKind.COMPUTE, repr(error)))
+            self._emit()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            if not (self._inbox or self.scheduler.has_work or self._stopping):
+                self.counters.last_progress = self._clock()
+                self._wake.wait(TICK_SECONDS if self._sequences else None)
+            if self._stopping:
+                return False
+            actions = list(self._inbox)
+            self._inbox.clear()
+        for action in actions:
+            try:
+                action()
+            except Exception:
+                logger.exception("an engine command failed")
+        return True
+
+    def _expire(self, now: float) -> None:
+        for sequence in list(self._sequences.values()):
+            # What is landing is ended by the decode role, when its reads are terminal.
+            if sequence.deadline <= now and sequence.phase is not Phase.LANDING:
+                message = f"deadline reached while in {sequence.phase}"
+                self._fail(sequence, Failure(FailureKind.DEADLINE, message, retryable=False))
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule()
+        self._outcome.granted.extend(plan.reservations)
+        if plan.is_empty:
+            return
+        for item in plan.generation:
+            self.cache.extend(item.sequence, item.end)
+        result = self._execution.run(plan)
+        for sequence, error in result.failures.items():
+            self._fail(sequence, Failure(FailureKind.COMPUTE, error, retryable=False))
+        self._apply(plan, result.tokens, result.failures)
+        self.counters.steps += 1
+        self.counters.context_tokens += sum(item.num_tokens for item in plan.context)
+        self.counters.last_progress = self._clock()
+
+    def _apply(
+        self, plan: StepPlan, tokens: dict[Sequence, int], failures: dict[Sequence, str]
+    ) -> None:
+        for item in (*plan.context, *plan.generation):
+            sequence = item.sequence
+            if sequence in failures:
+                continue
+            sequence.num_computed = item.end
+            self.cache.publish(sequence)
+            token = tokens.get(sequence)
+            if sequence.hands_off:
+                self._hand_off(item, token)
+            elif token is not None:
+                self._append(sequence, token)
+
+    def _hand_off(self, item: Scheduled, token: int | None) -> None:
+        sequence = item.sequence
+        finish = None
+        if token is not None:
+            finish = self._report(sequence, token)
+        if finish is not None:
+            self._end(sequence, finish)
+            return
+        done = self.cache.blocks_for(item.end) if token is not None else item.end // (
+            self.cache.block_size
+        )
+        first = self._announced[sequence.attempt]
+        blocks = tuple(sequence.block_ids[first:done])
+        if blocks or token is not None:
+            self.cache.pool.lease(blocks)
+            self._announced[sequence.attempt] = max(first, done)
+            sums = self._execution.checksums(blocks)
+            self._outcome.chunks.append(ChunkReady(sequence, first, blocks, sums, token))
+        if token is not None:
+            self._leave(sequence)
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        """One more token of a sequence that is generated here, its first one included."""
+        finish = self._report(sequence, token)
+        if finish is not None:
+            self._end(sequence, finish)
+        elif sequence.phase is not Phase.GENERATION:
+            self.scheduler.start_generation(sequence)
+
+    def _report(self, sequence: Sequence, token: int) -> FinishReason | None:
+        position = len(sequence.tokens)
+        sequence.tokens.append(token)
+        finish = sequence.request.stop.check(sequence.num_produced, token)
+        first = position == sequence.num_context
+        delta = TokenDelta(
+            sequence.attempt,
+            position,
+            (token,),
+            finish,
+            cached_tokens=min(sequence.num_cached, sequence.request.num_prompt_tokens)
+            if first
+            else 0,
+        )
+        self._outcome.deltas.append((sequence.assignment.gateway_id, delta))
+        self.counters.generated_tokens += 1
+        return finish
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, finish: FinishReason) -> None:
+        self._leave(sequence)
+        self._outcome.ended.append(Ended(sequence, finish))
+
+    def _fail(self, sequence: Sequence, failure: Failure) -> None:
+        self._leave(sequence)
+        self._outcome.ended.append(Ended(sequence, None, failure))
+
+    def _leave(self, sequence: Sequence) -> None:
+        """The one way out: scheduler and cache forget the sequence."""
+        del self._sequences[sequence.attempt]
+        self._announced.pop(sequence.attempt, None)
+        self.scheduler.remove(sequence)
+        self.cache.free(sequence)
+        sequence.phase = Phase.ENDED
+
+    def _emit(self) -> None:
+        if self._outcome:
+            outcome, self._outcome = self._outcome, StepOutcome()
+            self._on_outcome(outcome)

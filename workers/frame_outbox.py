@@ -1,0 +1,97 @@
+"""Collects token deltas for each gateway; what gathered since the last frame makes the next one.
+
+Lives on the event loop. Bounded: a gateway's backlog is merged by attempt, and a gateway that
+does not listen for `absence_seconds` is reported, so that its attempts can be ended.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from segue.cluster.errors import Overloaded, StaleReference
+from segue.cluster.handoff import TokenDelta
+from segue.cluster.identity import AttemptId
+
+MAX_GATEWAYS = 64
+
+
+class _Backlog:
+    def __init__(self) -> None:
+        self.deltas: dict[AttemptId, TokenDelta] = {}
+        self.news = asyncio.Event()
+        self.listener: object | None = None
+        self.absence: asyncio.TimerHandle | None = None
+
+
+class FrameOutbox:
+    """`on_absent(gateway_id)` is called when nobody listened for `absence_seconds`."""
+
+    def __init__(self, on_absent: Callable[[str], None], absence_seconds: float = 10.0) -> None:
+        self._on_absent = on_absent
+        self._absence_seconds = absence_seconds
+        self._backlogs: dict[str, _Backlog] = {}
+
+    def put(self, gateway_id: str, delta: TokenDelta) -> None:
+        backlog = self._backlog(gateway_id)
+        waiting = backlog.deltas.get(delta.attempt)
+        backlog.deltas[delta.attempt] = delta if waiting is None else _merged(waiting, delta)
+        backlog.news.set()
+
+    async def listen(self, gateway_id: str) -> AsyncIterator[list[TokenDelta]]:
+        """Yield everything new, once a wake-up. A second listener takes over from the first."""
+        backlog = self._backlog(gateway_id)
+        me = backlog.listener = object()
+        self._cancel_absence(backlog)
+        backlog.news.set()
+        try:
+            while True:
+                await backlog.news.wait()
+                if backlog.listener is not me:
+                    raise StaleReference(f"another stream of gateway {gateway_id} took over")
+                backlog.news.clear()
+                if backlog.deltas:
+                    batch = list(backlog.deltas.values())
+                    backlog.deltas.clear()
+                    yield batch
+        finally:
+            if backlog.listener is me:
+                backlog.listener = None
+                self._watch_absence(gateway_id, backlog)
+            else:
+                backlog.news.set()  # the successor must not miss a wake-up
+
+    def _backlog(self, gateway_id: str) -> _Backlog:
+        backlog = self._backlogs.get(gateway_id)
+        if backlog is None:
+            if len(self._backlogs) >= MAX_GATEWAYS:
+                raise Overloaded(f"more than {MAX_GATEWAYS} gateways")
+            backlog = self._backlogs[gateway_id] = _Backlog()
+            self._watch_absence(gateway_id, backlog)
+        return backlog
+
+    def _watch_absence(self, gateway_id: str, backlog: _Backlog) -> None:
+        loop = asyncio.get_running_loop()
+        self._cancel_absence(backlog)
+        backlog.absence = loop.call_later(self._absence_seconds, self._gone, gateway_id)
+
+    def _cancel_absence(self, backlog: _Backlog) -> None:
+        if backlog.absence is not None:
+            backlog.absence.cancel()
+            backlog.absence = None
+
+    def _gone(self, gateway_id: str) -> None:
+        self._backlogs.pop(gateway_id, None)
+        self._on_absent(gateway_id)
+
+
+def _merged(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    if second.failure is not None and not second.token_ids:
+        second = replace(second, position=first.position + len(first.token_ids))
+    assert second.position == first.position + len(first.token_ids)
+    return replace(
+        first,
+        token_ids=first.token_ids + second.token_ids,
+        finish=second.finish,
+        failure=second.failure,
+        cached_tokens=first.cached_tokens or second.cached_tokens,
+    )

@@ -1,0 +1,68 @@
+"""The other workers that this one talks to: a client each, and what is known of their memory."""
+
+import asyncio
+from collections import OrderedDict
+
+from segue.cluster.errors import AttemptFailed, FailureKind
+from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.rpc.worker_client import WorkerClient
+from segue.kvtransfer.layout import incompatibility
+from segue.kvtransfer.receiver import Receiver
+
+DESCRIBE_SECONDS = 5.0
+MAX_CLIENTS = 256
+
+
+class Peers:
+    """Lives on the event loop. Keyed by identity: a new life of a peer is a new peer."""
+
+    def __init__(self, me: Peer, fingerprint: dict[str, str], token: str) -> None:
+        self.me = me
+        self.fingerprint = fingerprint
+        self._token = token
+        self._clients: OrderedDict[Peer, WorkerClient] = OrderedDict()
+        self._connections: dict[WorkerIdentity, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def client(self, peer: Peer) -> WorkerClient:
+        client = self._clients.get(peer)
+        if client is None:
+            client = self._clients[peer] = WorkerClient(peer, self._token)
+            if len(self._clients) > MAX_CLIENTS:
+                _, oldest = self._clients.popitem(last=False)
+                task = asyncio.create_task(oldest.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        self._clients.move_to_end(peer)
+        return client
+
+    async def connect(self, source: Peer, receiver: Receiver) -> None:
+        """Make sure that `receiver` can read from `source`; refuse what is not compatible."""
+        task = self._connections.get(source.identity)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.create_task(self._introduce(source, receiver))
+            self._connections[source.identity] = task
+            while len(self._connections) > MAX_CLIENTS:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                receiver.disconnect(oldest.incarnation)
+        await asyncio.shield(task)
+
+    async def _introduce(self, source: Peer, receiver: Receiver) -> None:
+        theirs = await self.client(source).describe(deadline_s=DESCRIBE_SECONDS)
+        difference = incompatibility(self.fingerprint, theirs.fingerprint)
+        if difference is not None:
+            message = f"{source.identity} cannot hand over to {self.me.identity}: {difference}"
+            raise AttemptFailed(FailureKind.REFUSED, message, retryable=False)
+        if theirs.transport != receiver.transport.name:
+            message = f"transports differ: {theirs.transport} and {receiver.transport.name}"
+            raise AttemptFailed(FailureKind.REFUSED, message, retryable=False)
+        done = receiver.connect(
+            source.identity.incarnation, theirs.transport_metadata, theirs.num_blocks
+        )
+        await asyncio.wrap_future(done)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()

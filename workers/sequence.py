@@ -1,0 +1,66 @@
+"""One attempt at a request inside a worker: its tokens, its blocks, how far it has come."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from segue.cluster.handoff import Assignment
+from segue.cluster.identity import AttemptId, Peer
+from segue.cluster.request import GenerationRequest
+
+
+class Phase(StrEnum):
+    """Where an attempt stands. Each phase names what it waits for, if it waits."""
+
+    CREDIT_WAIT = "credit_wait"  # prefill side: for room on the decode worker
+    QUEUED = "queued"  # for blocks and a slot here
+    LANDING = "landing"  # decode side: for the prompt's KV
+    CONTEXT = "context"
+    GENERATION = "generation"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens [0, num_computed) have their KV in `block_ids`; `tokens[-1]` may not yet.
+
+    `num_context` tokens were known when the attempt began: the prompt and what earlier attempts
+    produced. `num_prompt` of them are the client's.
+    """
+
+    assignment: Assignment
+    deadline: float
+    decode_peer: Peer | None = None  # prefill side: who decodes; None: this worker
+    source: Peer | None = None  # decode side: who prefilled; None: this worker
+    lease_id: str = ""
+    phase: Phase = Phase.QUEUED
+    arrived: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0  # tokens found in the prefix cache at admission
+    num_published: int = 0  # leading blocks whose content is findable or known elsewhere
+    promised_blocks: int = 0  # still to be allocated under the admission guarantee
+    last_key: bytes | None = None  # key of block num_published - 1
+
+    def __post_init__(self) -> None:
+        self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.assignment.request
+
+    @property
+    def attempt(self) -> AttemptId:
+        return self.assignment.attempt_id
+
+    @property
+    def num_context(self) -> int:
+        return self.request.num_prompt_tokens + len(self.assignment.produced_token_ids)
+
+    @property
+    def num_produced(self) -> int:
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+    @property
+    def hands_off(self) -> bool:
+        return self.decode_peer is not None
