@@ -1,0 +1,112 @@
+"""`segue bench`: measure a server from the outside."""
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from segue.bench.openai_endpoint import EndpointName
+from segue.bench.serve_bench import ServePlan, ServeResult, run_serve_bench
+from segue.bench.serve_report import failure_lines, figures_table, progress_bar, to_json
+from segue.bench.summary import Objective
+from segue.cluster.errors import ConfigurationError
+from segue.deploy.user_errors import told_to_the_user
+
+bench_app = typer.Typer(help="Measure a server.", no_args_is_help=True)
+TABLE_WIDTH = 110  # where no terminal says how wide it is
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure a server."""
+
+
+@bench_app.command()
+def serve(
+    base_url: Annotated[str, typer.Option(help="the server")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="default: its first model")] = None,
+    api_key: Annotated[str | None, typer.Option(help="sent as a bearer token")] = None,
+    endpoint: Annotated[EndpointName, typer.Option(help="API to use")] = "completions",
+    concurrency: Annotated[str, typer.Option(help="numbers of clients, a level each")] = "1,4,16",
+    prompt_tokens: Annotated[int, typer.Option(help="tokens a prompt")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="tokens an answer, exactly")] = 64,
+    requests_per_level: Annotated[
+        int | None, typer.Option(help="default: 4 a client, 8 at least")
+    ] = None,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option(help="first tokens that all prompts have in common")
+    ] = 0,
+    warmup: Annotated[int, typer.Option(help="requests before the clock starts")] = 2,
+    seed: Annotated[
+        int | None, typer.Option(help="of the prompts; default: new ones, so that no cache helps")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="seconds for one request")] = 600.0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json or its folder, for exact chat prompts")
+    ] = None,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="count goodput: first token")] = None,
+    slo_itl_ms: Annotated[
+        float | None, typer.Option(help="count goodput: mean time between tokens")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="write all figures to this file")] = None,
+) -> None:
+    """Send streamed requests of fixed lengths to any OpenAI-compatible server and time them.
+
+    Exit code 1 if a request failed or was not answered with exactly the tokens asked for.
+    """
+    with told_to_the_user():
+        plan = ServePlan(
+            base_url=base_url,
+            model=model,
+            api_key=api_key,
+            endpoint=endpoint,
+            concurrency=parse_levels(concurrency),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            requests_per_level=requests_per_level,
+            shared_prefix_tokens=shared_prefix_tokens,
+            warmup=warmup,
+            seed=secrets.randbits(32) if seed is None else seed,
+            timeout_s=timeout,
+            tokenizer=tokenizer,
+            objective=objective_of(slo_ttft_ms, slo_itl_ms),
+        )
+        result = measure(plan, json)
+    if result.num_failed:
+        raise typer.Exit(1)
+
+
+def measure(plan: ServePlan, json_file: Path | None) -> ServeResult:
+    """Run the plan; figures go to stdout and the file, everything else to stderr."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigurationError(f"no folder for {json_file}")
+    errors = Console(stderr=True)
+    with progress_bar(errors) as progress:
+        result = asyncio.run(run_serve_bench(plan, progress))
+    output = Console()
+    output = output if output.is_terminal else Console(width=TABLE_WIDTH)
+    output.print(figures_table(result))
+    for line in failure_lines(result):
+        errors.print(line, style="red", markup=False, highlight=False)
+    if json_file is not None:
+        json_file.write_bytes(to_json(plan, result))
+    return result
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigurationError(f"--concurrency: '{text}' is not like 1,4,16") from error
+
+
+def objective_of(ttft_ms: float | None, itl_ms: float | None) -> Objective | None:
+    if ttft_ms is None and itl_ms is None:
+        return None
+    return Objective(
+        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+        itl_s=None if itl_ms is None else itl_ms / 1e3,
+    )
