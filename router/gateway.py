@@ -1,0 +1,94 @@
+"""Composes the HTTP application: routes, the layers around them, and how errors are told."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+import segue
+from segue.cluster.config import GatewayConfig
+from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
+from segue.router.api_keys import ApiKeyLayer, load_api_keys
+from segue.router.chat_template import load_chat_template
+from segue.router.error_body import install_error_responses
+from segue.router.exchange_layer import WIND_UP_SECONDS, ExchangeLayer
+from segue.router.generation import Generator, ModelCard, Readiness
+from segue.router.generation_routes import generation_routes
+from segue.router.http_metrics import HttpMetrics
+from segue.router.plain_routes import health_routes, model_routes, operation_routes
+from segue.router.service import Service
+from segue.router.tokenize_routes import tokenize_routes
+from segue.router.tokenizer import NUM_THREADS, load_tokenizer
+
+KEEP_ALIVE_SECONDS = 15.0
+_PLAIN_PATHS = frozenset(
+    {"/v1/models", "/live", "/ready", "/health", "/ping", "/version", "/metrics", "/debug/status"}
+)
+
+
+def create_app(
+    *,
+    generator: Generator,
+    card: ModelCard,
+    model_folder: Path,
+    config: GatewayConfig,
+    readiness: Callable[[], Readiness],
+    metrics_text: Callable[[], Awaitable[bytes]],
+    status: Callable[[], Awaitable[dict[str, Any]]],
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+) -> FastAPI:
+    """Raises ConfigurationError if the model folder or the key file can not be used."""
+    threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="segue-text")
+    admission = Admission(config.admission)
+    service = Service(
+        generator=generator,
+        card=card,
+        config=config,
+        tokenizer=load_tokenizer(model_folder, threads),
+        chat_template=load_chat_template(model_folder, threads),
+        metrics=HttpMetrics(lambda: admission.num_admitted),
+        readiness=readiness,
+        metrics_text=metrics_text,
+        status=status,
+        keep_alive_seconds=keep_alive_seconds,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        threads.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="Segue", version=segue.__version__, redirect_slashes=False, lifespan=lifespan
+    )
+    for routes in (
+        *(generation_routes, tokenize_routes, model_routes, health_routes, operation_routes),
+    ):
+        app.include_router(routes(service))
+    install_error_responses(app, config.admission.overload_status)
+    _add_layers(app, service, admission)
+    return app
+
+
+def _add_layers(app: FastAPI, service: Service, admission: Admission) -> None:
+    """The last one added is the outermost: exchange, then keys, then admission, then routes."""
+    limits = service.config.admission
+    app.add_middleware(AdmissionLayer, admission=admission, overload_status=limits.overload_status)
+    if (keys := load_api_keys(service.config.api_keys_file)) is not None:
+        app.add_middleware(ApiKeyLayer, keys=keys)
+    app.add_middleware(
+        ExchangeLayer,
+        metrics=service.metrics,
+        endpoint_of=endpoint_of,
+        limit_seconds=limits.request_timeout_s + WIND_UP_SECONDS,
+    )
+
+
+def endpoint_of(path: str) -> str:
+    """The label of a path in metrics: a closed set, whatever clients ask for."""
+    if path in ADMITTED_PATHS or path in _PLAIN_PATHS:
+        return path
+    return "/v1/models/{id}" if path.startswith("/v1/models/") else "other"

@@ -1,0 +1,96 @@
+"""Routes that answer from what is known already: models, health, version, metrics, status."""
+
+import asyncio
+import logging
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+import segue
+from segue.cluster.errors import DeadlineExceeded
+from segue.router.request_plan import check_model
+from segue.router.service import Service
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 5.0  # for what other processes add to /metrics and /debug/status
+_READ = ["GET", "HEAD"]
+
+
+def model_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    card = service.card
+    model = {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "segue",
+        "root": card.root,
+        "parent": None,
+        "max_model_len": card.max_model_len,
+    }
+
+    @router.api_route("/v1/models", methods=_READ, response_model=None)
+    async def models() -> Response:
+        return _json({"object": "list", "data": [model]})
+
+    @router.api_route("/v1/models/{name:path}", methods=_READ, response_model=None)
+    async def one_model(name: str) -> Response:
+        check_model(name, card)
+        return _json(model)
+
+    return router
+
+
+def health_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.api_route("/live", methods=_READ, response_model=None)
+    async def live() -> Response:
+        return _json({"status": "live"})
+
+    @router.api_route("/ready", methods=_READ, response_model=None)
+    @router.api_route("/health", methods=_READ, response_model=None)
+    @router.api_route("/ping", methods=_READ, response_model=None)
+    async def ready() -> Response:
+        state = service.readiness()
+        status = "ready" if state.ready else "not ready"
+        body = {"status": status, "reason": state.reason, "details": state.details}
+        return _json(body, 200 if state.ready else 503)
+
+    @router.api_route("/version", methods=_READ, response_model=None)
+    async def version() -> Response:
+        return _json({"version": segue.__version__})
+
+    return router
+
+
+def operation_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.api_route("/metrics", methods=_READ, response_model=None)
+    async def metrics() -> Response:
+        text = service.metrics.render()
+        try:
+            async with asyncio.timeout(GATHER_SECONDS):
+                text += await service.metrics_text()
+        except Exception:  # half of the metrics is better than none
+            log.exception("the fleet's metrics could not be gathered")
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @router.get("/debug/status", response_model=None)
+    async def status() -> Response:
+        try:
+            async with asyncio.timeout(GATHER_SECONDS):
+                return _json(await service.status())
+        except TimeoutError:
+            raise DeadlineExceeded("the status could not be gathered in time") from None
+
+    return router
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

@@ -1,0 +1,80 @@
+"""Reads a JSON object from a request: bounded, in time, and with every defect told as a 400."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from segue.cluster.errors import DeadlineExceeded, InvalidRequest
+
+BODY_TIMEOUT_SECONDS = 60.0
+
+
+class BodyTooLarge(InvalidRequest):
+    http_status = 413
+    kind = "RequestTooLargeError"
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Raises InvalidRequest; never keeps more than `max_bytes` in memory."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise InvalidRequest("the Content-Type must be application/json")
+    data = await _read(request, max_bytes)
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise _explain(data, error) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return value
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect()
+                data += message.get("body", b"")
+                if len(data) > max_bytes:
+                    raise _too_large(max_bytes)
+                if not message.get("more_body", False):
+                    return data
+    except TimeoutError:
+        raise DeadlineExceeded("the body did not arrive in time") from None
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {max_bytes} bytes")
+
+
+def _explain(data: bytearray, error: orjson.JSONDecodeError) -> InvalidRequest:
+    """Name the field that holds NaN or an infinity: JSON has none, but Python clients send them."""
+    try:
+        field = next(_non_finite(json.loads(data)), None)
+    except (ValueError, RecursionError):
+        field = None
+    if field is None:
+        return InvalidRequest(f"the body is not valid JSON: {error}")
+    return InvalidRequest(f"{field} must be a finite number", param=field)
+
+
+def _non_finite(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _non_finite(item, f"{path}.{key}"[:200] if path else str(key)[:200])
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _non_finite(item, f"{path}.{index}"[:200])

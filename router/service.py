@@ -1,0 +1,25 @@
+"""Everything the HTTP routes share: the served model, who generates, and the gateway's limits."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from segue.cluster.config import GatewayConfig
+from segue.router.chat_template import ChatTemplate
+from segue.router.generation import Generator, ModelCard, Readiness
+from segue.router.http_metrics import HttpMetrics
+from segue.router.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    generator: Generator
+    card: ModelCard
+    config: GatewayConfig
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate | None  # None: the model has none, chat is refused
+    metrics: HttpMetrics
+    readiness: Callable[[], Readiness]
+    metrics_text: Callable[[], Awaitable[bytes]]
+    status: Callable[[], Awaitable[dict[str, Any]]]
+    keep_alive_seconds: float
