@@ -5,9 +5,12 @@ memory (the KV pool), learns of peers by their metadata, and READs byte ranges o
 into its own. Nobody ever writes into a peer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NewType, Protocol
+
+from segue.cluster.errors import TransferError
 
 ReadHandle = NewType("ReadHandle", int)
 
@@ -25,6 +28,29 @@ class ByteRange:
     offset: int
     length: int
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def check_ranges(ranges: Sequence[ByteRange], num_bytes: int, whose: str) -> None:
+    """Raise TransferError unless each range is a non-empty part of a region of `num_bytes`."""
+    for part in ranges:
+        if part.offset < 0 or part.length < 1 or part.end > num_bytes:
+            raise TransferError(
+                f"bytes [{part.offset}, {part.end}) are not a part of the {whose} region "
+                f"of {num_bytes} bytes"
+            )
+
+
+def check_pairs(remote: Sequence[ByteRange], local: Sequence[ByteRange]) -> None:
+    """Raise TransferError unless remote[i] and local[i] exist in pairs of equal length."""
+    if not remote or len(remote) != len(local):
+        raise TransferError(f"{len(remote)} remote ranges cannot fill {len(local)} local ones")
+    for source, target in zip(remote, local, strict=True):
+        if source.length != target.length:
+            raise TransferError(f"{source.length} bytes cannot fill {target.length}")
+
 
 class Transport(Protocol):
     name: str  # what `segue status` shows, e.g. "nixl/ucx"
@@ -38,22 +64,23 @@ class Transport(Protocol):
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Forget `peer`; unknown peers are ignored. Reads from it become FAILED."""
+        """Forget `peer`; unknown peers are ignored. Reads from it become FAILED, each one once it
+        is certain that nothing will be written any more; until then poll says IN_FLIGHT and the
+        caller keeps the blocks it was landing in out of use."""
         ...
 
-    def post_read(
-        self, peer: str, remote: list[ByteRange], local: list[ByteRange]
-    ) -> ReadHandle:
+    def post_read(self, peer: str, remote: list[ByteRange], local: list[ByteRange]) -> ReadHandle:
         """Start reading remote[i] into local[i] (equal lengths). Raises TransferError."""
         ...
 
     def poll(self, handle: ReadHandle) -> ReadState:
-        """State of a read. Once terminal, the handle is spent."""
+        """State of a read. Once terminal, the handle is spent. Raises TransferError if unknown."""
         ...
 
     def progress(self) -> None:
         """Let peers' reads from our region advance. Call every few milliseconds while any of our
-        blocks is leased; not needed otherwise."""
+        blocks is leased, and about once a second otherwise: a reader that outlived its lease
+        gets its blocks back only when its read ends."""
         ...
 
     def close(self) -> None: ...
