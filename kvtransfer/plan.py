@@ -1,0 +1,65 @@
+"""Decides which bytes of a peer go where: block pairs to few, long, bounded descriptors."""
+
+from collections.abc import Iterable, Sequence
+
+from segue.cluster.errors import TransferError
+from segue.kvtransfer.layout import KVLayout
+from segue.kvtransfer.transport import ByteRange
+
+# Long enough to amortise a descriptor, short enough that one read cannot occupy a link for long.
+MAX_DESCRIPTOR_BYTES = 4 * 2**20
+
+# One descriptor: (where at the peer, where with us), of equal length.
+Piece = tuple[ByteRange, ByteRange]
+
+
+def plan_blocks(
+    theirs: KVLayout,
+    ours: KVLayout,
+    remote_blocks: Sequence[int],
+    local_blocks: Sequence[int],
+    max_bytes: int = MAX_DESCRIPTOR_BYTES,
+) -> list[Piece]:
+    """Plan reading remote_blocks[i] into local_blocks[i], whole blocks.
+
+    Raises TransferError if the lists cannot be paired or a block does not exist.
+    """
+    if len(remote_blocks) != len(local_blocks):
+        raise TransferError(f"{len(remote_blocks)} blocks cannot fill {len(local_blocks)}")
+    if len(set(local_blocks)) != len(local_blocks):
+        raise TransferError("a local block is named twice in one read")
+    if theirs.block_bytes != ours.block_bytes:
+        raise TransferError(
+            f"blocks of {theirs.block_bytes} bytes do not fit blocks of {ours.block_bytes}"
+        )
+    pairs = zip(remote_blocks, local_blocks, strict=True)
+    return coalesce(((theirs.block_range(r), ours.block_range(b)) for r, b in pairs), max_bytes)
+
+
+def coalesce(pieces: Iterable[Piece], max_bytes: int = MAX_DESCRIPTOR_BYTES) -> list[Piece]:
+    """Merge neighbours that are contiguous on both sides, then cut at `max_bytes`.
+
+    The order of bytes is kept; every byte of every piece appears exactly once.
+    """
+    if max_bytes < 1:
+        raise TransferError(f"max_bytes must be at least 1, got {max_bytes}")
+    runs: list[Piece] = []
+    for remote, local in pieces:
+        if remote.length != local.length:
+            raise TransferError(f"{remote.length} bytes cannot fill {local.length}")
+        if runs and runs[-1][0].end == remote.offset and runs[-1][1].end == local.offset:
+            before_remote, before_local = runs[-1]
+            length = before_remote.length + remote.length
+            runs[-1] = (
+                ByteRange(before_remote.offset, length),
+                ByteRange(before_local.offset, length),
+            )
+        else:
+            runs.append((remote, local))
+    return [part for remote, local in runs for part in _cut(remote, local, max_bytes)]
+
+
+def _cut(remote: ByteRange, local: ByteRange, max_bytes: int) -> Iterable[Piece]:
+    for start in range(0, remote.length, max_bytes):
+        length = min(max_bytes, remote.length - start)
+        yield ByteRange(remote.offset + start, length), ByteRange(local.offset + start, length)
