@@ -5,6 +5,7 @@ from __future__ import annotations  # grpc classes are generic in their stubs on
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -45,9 +46,9 @@ class RpcServer:
 
 
 async def start_server(
-    *, token: str, host: str, register: Callable[[grpc.aio.Server], None]
+    *, token: str, host: str, register: Callable[[grpc.aio.Server], None], port: int = 0
 ) -> RpcServer:
-    """Serve what `register` adds, on a port the system chooses on `host`."""
+    """Serve what `register` adds on `host`; port 0: one that the system chooses."""
     if not token:
         raise InternalError("an empty cluster token would let everybody in")
     server = grpc.aio.server(
@@ -58,11 +59,11 @@ async def start_server(
     register(server)
     name = f"[{host}]" if ":" in host else host
     try:
-        port = server.add_insecure_port(f"{name}:0")
+        bound = server.add_insecure_port(f"{name}:{port}")
     except RuntimeError as error:
-        raise Unavailable(f"cannot listen on {host}: {error}") from error
+        raise Unavailable(f"cannot listen on {name}:{port}: {error}") from error
     await server.start()
-    return RpcServer(f"{name}:{port}", server)
+    return RpcServer(f"{name}:{bound}", server)
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -127,8 +128,9 @@ def _barred_unary(method: Any) -> Any:
 def _barred_stream(method: Any) -> Any:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async for message in method(request, context):
-                yield message
+            async with aclosing(method(request, context)) as messages:
+                async for message in messages:
+                    yield message
         except Exception as error:
             await _abort(context, error)
 

@@ -1,0 +1,196 @@
+"""Who is in the fleet and in what state: a pure state machine over incarnations, without a clock.
+
+It never starts or kills anything and never compares addresses. `now` is any monotonic time in
+seconds and must not go back between calls.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from segue.cluster.config import ControlConfig, Role
+from segue.cluster.errors import StaleReference
+from segue.cluster.fleet import (
+    FleetView,
+    PoolView,
+    Registration,
+    RegistrationVerdict,
+    WorkerState,
+    WorkerView,
+)
+from segue.cluster.identity import WorkerIdentity
+from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+
+MAX_RETIRED = 1024  # incarnations remembered as dead; a zombie older than that is merely unknown
+
+
+@dataclass(slots=True)
+class _Record:
+    view: WorkerView
+    since: float
+    last_beat: float
+    fingerprint: dict[str, str]
+
+
+class Registry:
+    """At most one life of each worker_id is not dead; a dead life never comes back."""
+
+    def __init__(self, control: ControlConfig, incarnation: str) -> None:
+        self._control = control
+        self._incarnation = incarnation
+        self._records: dict[str, _Record] = {}  # the newest life of each worker_id
+        self._retired: deque[WorkerIdentity] = deque(maxlen=MAX_RETIRED)
+        self._sequence = 0
+        self.changes = 0  # grows with every change that routing must learn of
+
+    def expect(self, identity: WorkerIdentity, pool: str, role: Role, now: float) -> None:
+        """A new life was launched and will register; an earlier one is dead from now on."""
+        if identity in self._retired:
+            raise StaleReference(f"{identity} is dead already")
+        self._supersede(identity)
+        view = WorkerView(identity, pool, role, WorkerState.STARTING)
+        self._records[identity.worker_id] = _Record(view, now, now, {})
+        self.changes += 1
+
+    def explain(self, identity: WorkerIdentity, reason: str) -> None:
+        """Say what a starting worker is waiting for."""
+        record = self._living(identity)
+        if record and record.view.state is WorkerState.STARTING and record.view.reason != reason:
+            record.view = replace(record.view, reason=reason)
+            self.changes += 1
+
+    def register(self, registration: Registration, now: float) -> RegistrationVerdict:
+        """Admit a worker that can serve, also one that was not expected (a lost registry)."""
+        identity = registration.peer.identity
+        if identity in self._retired:
+            return RegistrationVerdict(False, f"{identity} was declared dead")
+        if difference := self._difference(registration):
+            if self._living(identity):
+                self.bury(identity, difference, now)
+            return RegistrationVerdict(False, difference)
+        self._supersede(identity)
+        known = self._living(identity)
+        state = WorkerState.READY
+        if known and known.view.state is WorkerState.DRAINING:
+            state = WorkerState.DRAINING  # registering again does not undo a drain
+        view = WorkerView(
+            identity,
+            registration.pool,
+            registration.role,
+            state,
+            known.view.reason if known and state is WorkerState.DRAINING else "",
+            peer=registration.peer,
+            pid=registration.pid,
+        )
+        since = known.since if known and known.view.state is state else now
+        self._records[identity.worker_id] = _Record(view, since, now, registration.fingerprint)
+        self.changes += 1
+        return RegistrationVerdict(True)
+
+    def beat(self, identity: WorkerIdentity, status: WorkerStatus, now: float) -> bool:
+        """Take a heartbeat. False: nobody of that name is registered; register (again)."""
+        record = self._living(identity)
+        if record is None or record.view.state is WorkerState.STARTING:
+            return False
+        record.last_beat = now
+        record.view = replace(record.view, status=status)
+        if record.view.state is WorkerState.DRAINING:
+            return True
+        if status.condition is WorkerCondition.STALLED:
+            idle = f"no step for {status.seconds_since_step:.1f} s"
+            self._enter(record, WorkerState.SUSPECT, f"stalled: {idle}", now)
+        elif status.condition is WorkerCondition.DRAINING:
+            self._enter(record, WorkerState.DRAINING, "the worker is draining", now)
+        else:
+            self._enter(record, WorkerState.READY, "", now)
+        return True
+
+    def disconnect(self, identity: WorkerIdentity, now: float) -> None:
+        """The heartbeat stream broke: no new requests until it beats again."""
+        record = self._living(identity)
+        if record and record.view.state is WorkerState.READY:
+            self._enter(record, WorkerState.SUSPECT, "heartbeat stream broke", now)
+
+    def drain(self, identity: WorkerIdentity, reason: str, now: float) -> None:
+        record = self._living(identity)
+        if record and record.view.state in (WorkerState.READY, WorkerState.SUSPECT):
+            self._enter(record, WorkerState.DRAINING, reason, now)
+
+    def bury(self, identity: WorkerIdentity, reason: str, now: float) -> None:
+        """That life is over; anything it still says is refused."""
+        record = self._living(identity)
+        if record:
+            self._enter(record, WorkerState.DEAD, reason, now)
+            self._retired.append(identity)
+        elif identity not in self._retired and not self.knows(identity):
+            self._retired.append(identity)
+
+    def forget(self, worker_id: str) -> None:
+        """Drop a dead worker that will not be replaced."""
+        record = self._records.get(worker_id)
+        if record and record.view.state is WorkerState.DEAD:
+            del self._records[worker_id]
+            self.changes += 1
+
+    def tick(self, now: float) -> None:
+        """Judge silence. Starting workers are not judged: whoever launched them is."""
+        for record in self._records.values():
+            state, silent = record.view.state, now - record.last_beat
+            if state in (WorkerState.STARTING, WorkerState.DEAD):
+                continue
+            if silent >= self._control.dead_after_s:
+                self.bury(record.view.identity, f"silent for {silent:.1f} s", now)
+            elif silent >= self._control.suspect_after_s and state is WorkerState.READY:
+                self._enter(record, WorkerState.SUSPECT, f"silent for {silent:.1f} s", now)
+
+    def knows(self, identity: WorkerIdentity) -> bool:
+        """Whether that very life is on record, dead or alive."""
+        record = self._records.get(identity.worker_id)
+        return record is not None and record.view.identity == identity
+
+    def newest(self, worker_id: str) -> WorkerView | None:
+        """The newest life of a worker, dead or alive."""
+        record = self._records.get(worker_id)
+        return record.view if record else None
+
+    def snapshot(self, pools: Iterable[PoolView], now: float) -> FleetView:
+        self._sequence += 1
+        workers = tuple(
+            replace(record.view, state_seconds=max(0.0, now - record.since))
+            for _, record in sorted(self._records.items())
+        )
+        return FleetView(self._sequence, self._incarnation, workers, tuple(pools))
+
+    def _living(self, identity: WorkerIdentity) -> _Record | None:
+        record = self._records.get(identity.worker_id)
+        if record is None or record.view.identity != identity:
+            return None
+        return None if record.view.state is WorkerState.DEAD else record
+
+    def _supersede(self, identity: WorkerIdentity) -> None:
+        old = self._records.get(identity.worker_id)
+        if old and old.view.identity != identity and old.view.state is not WorkerState.DEAD:
+            self._retired.append(old.view.identity)
+
+    def _difference(self, registration: Registration) -> str:
+        """Name what sets a worker apart from the fleet: all must be able to share KV blocks."""
+        for worker_id, record in sorted(self._records.items()):
+            registered = record.view.state not in (WorkerState.STARTING, WorkerState.DEAD)
+            if not registered or worker_id == registration.peer.identity.worker_id:
+                continue
+            theirs, fleet = registration.fingerprint, record.fingerprint
+            for name in sorted(theirs.keys() | fleet.keys()):
+                if theirs.get(name) != fleet.get(name):
+                    return (
+                        f"refused: {name} is {theirs.get(name)}, the fleet's is {fleet.get(name)}"
+                    )
+            return ""
+        return ""
+
+    def _enter(self, record: _Record, state: WorkerState, reason: str, now: float) -> None:
+        if record.view.state is not state:
+            record.since = now
+        elif record.view.reason == reason or state is WorkerState.SUSPECT:
+            return  # the first reason for a suspicion stays
+        record.view = replace(record.view, state=state, reason=reason)
+        self.changes += 1

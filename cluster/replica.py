@@ -1,0 +1,130 @@
+"""Keeps one replica of a pool alive: start it, outlive it, see that it is gone, start the next."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from segue.cluster.change_bell import ChangeBell
+from segue.cluster.errors import SegueError
+from segue.cluster.fleet import WorkerState
+from segue.cluster.identity import WorkerIdentity, new_incarnation
+from segue.cluster.launcher import Launcher, LaunchState, Probe, WorkerSpec
+from segue.cluster.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+PROBE_INTERVAL_S = 0.25  # of a worker that is not ready
+PROBE_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 15.0
+MAX_BACKOFF_S = 30.0
+SETTLED_AFTER_S = 30.0  # one that was ready this long does not count as one of a series of deaths
+
+
+def backoff_seconds(failures: int) -> float:
+    """Pause before the next start after `failures` short lives in a row: 0, 1, 2, 4 .. 30 s."""
+    return min(MAX_BACKOFF_S, 2.0 ** (min(failures, 10) - 1)) if failures else 0.0
+
+
+class Replica:
+    """One slot of a pool. Each life in it has an incarnation of its own."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        specify: Callable[[WorkerIdentity], WorkerSpec],
+        registry: Registry,
+        launcher: Launcher,
+        bell: ChangeBell,
+        *,
+        start_timeout_s: float,
+    ) -> None:
+        self.worker_id = worker_id
+        self.reason = ""  # why nothing runs in this slot now
+        self._specify = specify
+        self._registry = registry
+        self._launcher = launcher
+        self._bell = bell
+        self._start_timeout_s = start_timeout_s
+        self._failures = 0
+        self._ready_since: float | None = None
+
+    async def run(self, survivor: WorkerIdentity | None = None) -> None:
+        """Never returns. `survivor` is a life that an earlier controller started."""
+        identity = survivor
+        while True:
+            reason = ""
+            if identity is None:
+                identity, reason = await self._launch()
+            self._ready_since = None
+            reason = reason or await self._outlive(identity)
+            ready_for = time.monotonic() - (self._ready_since or time.monotonic())
+            self._failures = 0 if ready_for >= SETTLED_AFTER_S else self._failures + 1
+            logger.warning("%s is dead: %s", identity, reason)
+            await self._end(identity, reason)
+            await self._pause(reason)
+            identity = None
+
+    async def _launch(self) -> tuple[WorkerIdentity, str]:
+        """Start the next life; also return why that was impossible, or nothing."""
+        identity = WorkerIdentity(self.worker_id, new_incarnation())
+        spec = self._specify(identity)
+        self._registry.expect(identity, spec.pool, spec.role, time.monotonic())
+        self.reason = ""
+        self._bell.ring()
+        try:
+            await self._launcher.start(spec)
+        except SegueError as error:
+            return identity, f"could not be started: {error}"
+        return identity, ""
+
+    async def _outlive(self, identity: WorkerIdentity) -> str:
+        """Return, with the reason, once that life is over or must be ended."""
+        start_deadline = time.monotonic() + self._start_timeout_s
+        while True:
+            rung = self._bell.rung
+            view = self._registry.newest(self.worker_id)
+            if view is None or view.identity != identity:
+                return "another life took its place"
+            if view.state is WorkerState.DEAD:
+                return view.reason
+            if view.state is WorkerState.READY:
+                self._ready_since = self._ready_since or time.monotonic()
+            else:
+                probe = await self._probe(identity)
+                if probe.state is LaunchState.GONE:
+                    return probe.reason or "its process is gone"
+                if view.state is WorkerState.STARTING:
+                    self._registry.explain(identity, probe.reason)
+                    if probe.state is LaunchState.PENDING:  # waiting for a node is no failure
+                        start_deadline = time.monotonic() + self._start_timeout_s
+                    elif time.monotonic() > start_deadline:
+                        return f"did not register within {self._start_timeout_s:.0f} s"
+            await self._bell.wait_past(rung, PROBE_INTERVAL_S)
+
+    async def _probe(self, identity: WorkerIdentity) -> Probe:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return await self._launcher.probe(identity)
+        except (TimeoutError, SegueError) as error:
+            return Probe(LaunchState.UNKNOWN, f"launcher does not answer: {error}")
+
+    async def _end(self, identity: WorkerIdentity, reason: str) -> None:
+        """Routing stops at once; the next life begins when this one is proven gone."""
+        self._registry.bury(identity, reason, time.monotonic())
+        self._bell.ring()
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                gone = await self._launcher.kill(identity)
+        except (TimeoutError, SegueError) as error:
+            logger.warning("ending %s: %s", identity, error)
+            gone = False
+        if not gone:
+            # Safe all the same: nobody listens to a buried incarnation.
+            logger.warning("%s could not be proven gone within %.0f s", identity, KILL_TIMEOUT_S)
+
+    async def _pause(self, reason: str) -> None:
+        seconds = backoff_seconds(self._failures)
+        self.reason = f"{reason}; starts again in {seconds:.0f} s"
+        self._bell.ring()
+        await asyncio.sleep(seconds)

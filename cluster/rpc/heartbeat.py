@@ -1,0 +1,143 @@
+"""The worker's side of the control plane: register, beat, and register again when asked to."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+from segue.cluster.errors import DeadlineExceeded, SegueError, Unavailable
+from segue.cluster.fleet import Registration
+from segue.cluster.launcher import ControllerLocator
+from segue.cluster.rpc import serving_pb2 as pb
+from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
+from segue.cluster.rpc.channel import RpcChannel, open_channel
+from segue.cluster.rpc.codec import identity_to_pb
+from segue.cluster.rpc.fleet_codec import registration_to_pb, status_to_pb
+from segue.cluster.worker_status import WorkerStatus
+
+logger = logging.getLogger(__name__)
+
+CALL_DEADLINE_S = 5.0
+SILENCE_S = 5.0  # the controller answers every beat; longer without an answer: it is lost
+MIN_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 2.0
+ORPHAN_AFTER_S = 60.0
+
+
+class HeartbeatClient:
+    """Keeps one worker registered. `run` is its only task; `on_orphaned` is called at most once."""
+
+    def __init__(
+        self,
+        locator: ControllerLocator,
+        token: str,
+        registration: Registration,
+        status: Callable[[], WorkerStatus],
+        on_orphaned: Callable[[str], None],
+        *,
+        orphan_after_s: float = ORPHAN_AFTER_S,
+    ) -> None:
+        self._locator = locator
+        self._token = token
+        self._registration = registration
+        self._status = status
+        self._on_orphaned = on_orphaned
+        self._orphan_after_s = orphan_after_s
+        self._heard = time.monotonic()  # when a controller last knew this worker
+        self._registered = asyncio.Event()
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Beat until cancelled or orphaned. An error in `status` ends it: the owner must know."""
+        backoff = MIN_BACKOFF_S
+        while True:
+            heard_before = self._heard
+            try:
+                await self._session()
+                trouble = "the controller does not know this worker"
+            except SegueError as error:
+                trouble = str(error)
+            self._registered.clear()
+            if trouble != self._trouble:
+                logger.info("%s: %s", self._registration.peer.identity, trouble)
+            self._trouble = trouble
+            if await self._orphaned():
+                silent = time.monotonic() - self._heard
+                self._on_orphaned(f"no controller for {silent:.0f} s ({trouble})")
+                return
+            backoff = MIN_BACKOFF_S if self._heard > heard_before else backoff * 2
+            await asyncio.sleep(min(backoff, MAX_BACKOFF_S))
+
+    async def wait_registered(self, deadline_s: float) -> None:
+        """Return once a controller has admitted this worker. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._registered.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"not registered within {deadline_s:.0f} s: {self._trouble}"
+            ) from None
+
+    async def _session(self) -> None:
+        """Register and beat. Returns when the controller asks for a new registration."""
+        channel = open_channel(await self._locate(), self._token)
+        try:
+            await self._beat(channel, await self._register(channel))
+        finally:
+            await channel.close()
+
+    async def _locate(self) -> str:
+        try:
+            async with asyncio.timeout(CALL_DEADLINE_S):
+                return await self._locator.address()
+        except TimeoutError:
+            raise Unavailable("the controller's address could not be found out") from None
+
+    async def _register(self, channel: RpcChannel) -> float:
+        """Return the seconds between beats."""
+        stub = pb_grpc.ControllerStub(channel.raw)
+        reply = await channel.unary(
+            stub.Register, registration_to_pb(self._registration), deadline_s=CALL_DEADLINE_S
+        )
+        if not reply.accepted:
+            raise Unavailable(f"registration refused: {reply.reason}")
+        self._trouble = ""
+        self._heard = time.monotonic()
+        self._registered.set()
+        return reply.heartbeat_seconds
+
+    async def _beat(self, channel: RpcChannel, interval_s: float) -> None:
+        identity = identity_to_pb(self._registration.peer.identity)
+
+        failures: list[Exception] = []
+
+        async def beats() -> AsyncIterator[pb.Heartbeat]:
+            while True:
+                try:
+                    beat = pb.Heartbeat(identity=identity, status=status_to_pb(self._status()))
+                except Exception as error:  # gRPC would only log it
+                    failures.append(error)
+                    return
+                yield beat
+                await asyncio.sleep(interval_s)
+
+        stub = pb_grpc.ControllerStub(channel.raw)
+        replies = channel.exchange(stub.Heartbeats, beats(), silence_s=SILENCE_S)
+        async with aclosing(replies):
+            async for reply in replies:
+                if not reply.known:
+                    return
+                self._heard = time.monotonic()
+        if failures:
+            raise failures[0]
+        raise Unavailable("the controller ended the heartbeat stream")
+
+    async def _orphaned(self) -> bool:
+        if time.monotonic() - self._heard < self._orphan_after_s:
+            return False
+        try:
+            async with asyncio.timeout(CALL_DEADLINE_S):
+                return await self._locator.gone()
+        except (TimeoutError, SegueError):
+            return False
