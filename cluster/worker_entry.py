@@ -1,0 +1,48 @@
+"""What a worker process runs: the class that an entry names, started with its settings.
+
+As a program (`python -m segue.cluster.worker_entry module:Class`) it reads the settings from the
+first line of its standard input and stops when that input ends: so it never outlives its parent.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from segue.cluster.errors import ConfigurationError
+
+
+class WorkerEntry(Protocol):
+    """A worker; built with its settings (JSON of segue.cluster.launcher.WorkerSettings)."""
+
+    def start(self) -> None:
+        """Return once it serves; it goes on in threads of its own."""
+        ...
+
+    def stop(self) -> None:
+        """End within seconds, finishing what can be finished."""
+        ...
+
+
+def load_entry(entry: str) -> Callable[[str], WorkerEntry]:
+    """Import "module:Class"."""
+    module_name, _, class_name = entry.partition(":")
+    if not module_name or not class_name:
+        raise ConfigurationError(f"worker entry '{entry}' is not of the form module:Class")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"worker entry '{entry}': {error}") from error
+    return cast(Callable[[str], WorkerEntry], found)
+
+
+def main() -> None:
+    settings = sys.stdin.readline()
+    worker = load_entry(sys.argv[1])(settings)
+    worker.start()
+    sys.stdin.read()
+    worker.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A worker that computes nothing: it registers, beats and stops. Started by real launchers."""
+
+import asyncio
+import os
+import threading
+
+from segue.cluster.fleet import Registration
+from segue.cluster.identity import Peer
+from segue.cluster.launcher import WorkerSettings, open_locator
+from segue.cluster.rpc.heartbeat import HeartbeatClient
+from segue.cluster.worker_status import WorkerStatus
+
+
+class DummyWorker:
+    """`model_folder` "fails" makes its start fail."""
+
+    def __init__(self, settings_json: str) -> None:
+        self.settings = WorkerSettings.model_validate_json(settings_json)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self) -> None:
+        if self.settings.model_folder == "fails":
+            raise RuntimeError("the weights are not there")
+        self._thread.start()
+        settings = self.settings
+        registration = Registration(
+            Peer(settings.identity, f"{settings.host}:1"),
+            settings.pool,
+            settings.role,
+            {"block_size": str(settings.engine.block_size)},
+            os.getpid(),
+        )
+        client = HeartbeatClient(
+            open_locator(settings.locator),
+            settings.cluster_token,
+            registration,
+            lambda: WorkerStatus(settings.identity, settings.role, gauges={"pid": os.getpid()}),
+            lambda reason: os._exit(3),
+        )
+        self._task = asyncio.run_coroutine_threadsafe(client.run(), self._loop)
+        waiting = asyncio.run_coroutine_threadsafe(client.wait_registered(20), self._loop)
+        waiting.result(20)
+
+    def stop(self) -> None:
+        self._task.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+
+class BrokenWorker:
+    """Its constructor fails."""
+
+    def __init__(self, settings_json: str) -> None:
+        raise RuntimeError("no such device: cuda:9")

@@ -1,0 +1,225 @@
+"""The controller with real worker processes: death, silence, restart, refusal."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from segue.cluster.controller import Controller
+from segue.cluster.fleet import FleetView, Registration, WorkerState, WorkerView
+from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
+from segue.cluster.launcher import ControllerSettings, StaticLocator
+from segue.cluster.process_launcher import ProcessLauncher
+from segue.cluster.rpc.controller_service import serve_controller
+from segue.cluster.rpc.fleet_watcher import FleetWatcher
+
+TOKEN = "a-token-of-this-test"
+POOLS = {
+    "prefill": {"role": "prefill"},
+    "decode": {"role": "decode"},
+}
+CONTROL = {"heartbeat_s": 0.1, "suspect_after_s": 0.8, "dead_after_s": 2.5}
+
+
+@pytest.fixture(autouse=True)
+def _entries_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+class Plane:
+    """One controller with its server and a watcher that remembers every state it was told."""
+
+    def __init__(self, launcher: ProcessLauncher, port: int, **settings: object) -> None:
+        self.launcher = launcher
+        self.settings = ControllerSettings.model_validate(
+            {
+                "config": {"pools": POOLS, "control": CONTROL},
+                "model_folder": "",
+                "cluster_token": TOKEN,
+                "locator": {"kind": "static", "address": f"127.0.0.1:{port}"},
+                "host": "127.0.0.1",
+                "worker_entry": "dummy_worker:DummyWorker",
+                **settings,
+            }
+        )
+        self.port = port
+        self.watcher = FleetWatcher(StaticLocator(f"127.0.0.1:{port}"), TOKEN)
+        self.history: list[tuple[WorkerIdentity, WorkerState]] = []
+        self.watcher.on_change(self._remember)
+
+    def _remember(self, view: FleetView) -> None:
+        for worker in view.workers:
+            seen = [state for identity, state in self.history if identity == worker.identity]
+            if not seen or seen[-1] is not worker.state:
+                self.history.append((worker.identity, worker.state))
+
+    @asynccontextmanager
+    async def running(self, *, restarted: bool = False) -> AsyncIterator[Controller]:
+        controller = Controller(self.settings, self.launcher)
+        server = await serve_controller(
+            controller, token=TOKEN, host="127.0.0.1", heartbeat_s=0.1, port=self.port
+        )
+        tasks = [asyncio.create_task(controller.run(restarted=restarted))]
+        tasks.append(asyncio.create_task(self.watcher.run()))
+        try:
+            yield controller
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await server.stop()
+
+    def states_of(self, identity: WorkerIdentity) -> list[WorkerState]:
+        return [state for known, state in self.history if known == identity]
+
+    async def ready(self, count: int, *, but: tuple[WorkerIdentity, ...] = ()) -> FleetView:
+        def enough(view: FleetView) -> bool:
+            ready = view.ready_workers()
+            return len(ready) == count and not any(w.identity in but for w in ready)
+
+        await self.watcher.wait_until(enough, 20)
+        return self.watcher.view
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def launcher() -> AsyncIterator[ProcessLauncher]:
+    launcher = ProcessLauncher()
+    yield launcher
+    await launcher.stop_all(1.0)
+    assert not await launcher.running()
+
+
+def worker_named(view: FleetView, worker_id: str) -> WorkerView:
+    return next(worker for worker in view.workers if worker.identity.worker_id == worker_id)
+
+
+async def test_killed_worker_is_noticed_and_replaced(launcher: ProcessLauncher, port: int) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+        view = await plane.ready(2)
+        assert [pool.ready for pool in view.pools] == [1, 1]
+        assert not any(pool.reason for pool in view.pools)
+        victim = worker_named(view, "decode-0")
+        began = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        await plane.watcher.wait_until(lambda v: len(v.ready_workers()) == 1, 3)
+        unrouted = time.monotonic() - began
+        view = await plane.ready(2)
+        heir = worker_named(view, "decode-0")
+        assert heir.identity.incarnation != victim.identity.incarnation
+        assert heir.pid != victim.pid
+        assert unrouted < 3
+        states = plane.states_of(victim.identity)
+        assert states[-1] is WorkerState.DEAD and WorkerState.READY in states
+        assert plane.states_of(heir.identity) == [WorkerState.STARTING, WorkerState.READY]
+        bystander = worker_named(view, "prefill-0")
+        assert plane.states_of(bystander.identity)[-1] is WorkerState.READY
+        assert WorkerState.DEAD not in plane.states_of(bystander.identity)
+
+
+async def test_silent_worker_is_suspect_then_replaced(launcher: ProcessLauncher, port: int) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+        victim = worker_named(await plane.ready(2), "prefill-0")
+        os.kill(victim.pid, signal.SIGSTOP)
+        view = await plane.ready(2, but=(victim.identity,))
+        heir = worker_named(view, "prefill-0")
+        assert heir.identity != victim.identity
+        assert plane.states_of(victim.identity)[-3:] == [
+            WorkerState.READY,
+            WorkerState.SUSPECT,
+            WorkerState.DEAD,
+        ]
+        assert victim.identity not in await launcher.running()
+
+
+async def test_suspect_worker_that_beats_again_is_ready_again(
+    launcher: ProcessLauncher, port: int
+) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+        victim = worker_named(await plane.ready(2), "prefill-0")
+        os.kill(victim.pid, signal.SIGSTOP)
+        await plane.watcher.wait_until(lambda v: len(v.ready_workers()) == 1, 5)
+        os.kill(victim.pid, signal.SIGCONT)
+        view = await plane.ready(2)
+        assert worker_named(view, "prefill-0").identity == victim.identity
+
+
+async def test_restarted_controller_adopts_its_workers(
+    launcher: ProcessLauncher, port: int
+) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+        before = await plane.ready(2)
+    assert plane.watcher.view.workers  # the last view outlives the controller
+    async with plane.running(restarted=True) as controller:
+        life = controller.incarnation
+        await plane.watcher.wait_until(lambda v: v.controller_incarnation == life, 10)
+        after = await plane.ready(2)
+        assert {w.identity for w in after.workers} == {w.identity for w in before.workers}
+        assert {w.pid for w in after.workers} == {w.pid for w in before.workers}
+        assert len(await launcher.running()) == 2
+
+
+async def test_restart_replaces_what_died_meanwhile(launcher: ProcessLauncher, port: int) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+        before = await plane.ready(2)
+    victim = worker_named(before, "decode-0")
+    await launcher.kill(victim.identity)
+    async with plane.running(restarted=True):
+        after = await plane.ready(2, but=(victim.identity,))
+        assert worker_named(after, "prefill-0").pid == worker_named(before, "prefill-0").pid
+        assert len(await launcher.running()) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_folder": "fails"}, "the weights are not there"),
+        ({"worker_entry": "dummy_worker:BrokenWorker"}, "no such device: cuda:9"),
+        ({"worker_entry": "dummy_worker:Absent"}, "Absent"),
+    ],
+)
+async def test_failing_start_is_told_and_backs_off(
+    launcher: ProcessLauncher, port: int, change: dict[str, str], told: str
+) -> None:
+    plane = Plane(launcher, port, **change)
+    async with plane.running():
+        await plane.watcher.wait_until(
+            lambda v: (
+                all(told in p.reason and "starts again" in p.reason for p in v.pools)
+                and bool(v.pools)
+            ),
+            20,
+        )
+        dead = worker_named(plane.watcher.view, "decode-0")
+        assert dead.state is WorkerState.DEAD and told in dead.reason
+
+
+async def test_strangers_and_zombies_are_refused(launcher: ProcessLauncher, port: int) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running() as controller:
+        view = await plane.ready(2)
+        stranger = WorkerIdentity("decode-0", new_incarnation())
+        nobody = WorkerIdentity("decode-7", new_incarnation())
+        for identity, pool in [(stranger, "decode"), (nobody, "decode"), (stranger, "prefill")]:
+            peer = Peer(identity, "127.0.0.1:9")
+            verdict = controller.register(Registration(peer, pool, "decode", {}, 1))
+            assert not verdict.accepted and verdict.reason
+        assert controller.view().ready_workers() and len(controller.view().workers) == 2
+        assert {w.identity for w in controller.view().workers} == {w.identity for w in view.workers}
