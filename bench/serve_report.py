@@ -116,7 +116,8 @@ def progress_bar(console: Console) -> Iterator[Progress]:
         TextColumn("{task.fields[failed]} failed"),
         TimeElapsedColumn(),
     )
-    with Bars(*columns, console=console, transient=True, refresh_per_second=4) as bars:
+    hidden = not console.is_terminal
+    with Bars(*columns, console=console, transient=True, disable=hidden) as bars:
         task = bars.add_task("connecting", total=None, failed=0)
         failed = 0
 

@@ -1,0 +1,42 @@
+"""`segue config`: what it prints can be read back, and a wrong file is explained."""
+
+import json
+from pathlib import Path
+
+import yaml
+from typer.testing import CliRunner
+
+from segue.cluster.config import SegueConfig, load_config, parse_config
+from segue.deploy.config_command import config_app
+
+
+def test_without_a_file_the_defaults_are_shown() -> None:
+    outcome = CliRunner().invoke(config_app, ["show"])
+    assert outcome.exit_code == 0
+    assert parse_config(yaml.safe_load(outcome.stdout)) == SegueConfig()
+
+
+def test_a_file_is_shown_with_its_defaults_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("gateway: {port: 9}\npools: {all: {role: both}}\n")
+    outcome = CliRunner().invoke(config_app, ["show", str(file)])
+    assert outcome.exit_code == 0
+    assert parse_config(yaml.safe_load(outcome.stdout)) == load_config(file)
+    assert "lease_s: 30.0" in outcome.stdout
+
+
+def test_a_wrong_file_ends_with_a_message(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("gateway: {prot: 9}\n")
+    outcome = CliRunner().invoke(config_app, ["show", str(file)])
+    assert outcome.exit_code == 2
+    assert outcome.stdout == ""
+    assert "gateway.prot: unknown key; did you mean 'port'?" in outcome.stderr
+
+
+def test_the_schema_describes_the_file() -> None:
+    outcome = CliRunner().invoke(config_app, ["schema"])
+    assert outcome.exit_code == 0
+    schema = json.loads(outcome.stdout)
+    assert set(schema["properties"]) == set(SegueConfig.model_fields)
+    assert schema["additionalProperties"] is False
