@@ -79,6 +79,7 @@ class Announcement:
     block_ids: tuple[int, ...]
     checksums: tuple[int, ...]
     first_token: int | None = None  # set in the last announcement of an attempt, and only there
+    cached_tokens: int = 0  # with it: prompt tokens that the source found in its cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ from segue.cluster.handoff import (
     TokenDelta,
 )
 from segue.cluster.identity import AttemptId, WorkerIdentity
+from segue.kvtransfer.receiver import BlockRead, Receiver
 from segue.workers.attempts import Attempts, Running
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.peers import Peers
 from segue.workers.sequence import Sequence
-from segue.kvtransfer.receiver import BlockRead, Receiver
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Landing:
     reads: list[BlockRead] = field(default_factory=list)
     generation: int | None = None
     next_block: int = 0
+    renewed_at: float = 0.0
     task: asyncio.Task[None] | None = None
 
     @property
@@ -142,6 +143,7 @@ class DecodeRole:
         landing = self._landings.get(sequence.attempt)
         if landing is not None and not landing.granted.done():
             landing.next_block = sequence.num_published
+            landing.renewed_at = self._clock()
             landing.granted.set_result(sequence.num_published)
 
     def on_ended(self, sequence: Sequence, failure: Failure) -> bool:
@@ -162,10 +164,10 @@ class DecodeRole:
         outcome = "cancelled"
         landed = False
         try:
-            first_token = await self._receive(landing)
+            last = await self._receive(landing)
             await self._fence(landing)
             landed = await asyncio.wrap_future(
-                self._engine.call(lambda: self._engine.land(attempt, first_token))
+                self._engine.call(lambda: self._engine.land(attempt, last))
             )
             if not landed:
                 raise AttemptFailed(FailureKind.DEADLINE, "ended before it landed")
@@ -179,13 +181,16 @@ class DecodeRole:
         finally:
             self._landings.pop(attempt, None)
             if not landing.granted.done():
-                landing.granted.cancel()
+                landing.granted.set_exception(
+                    AttemptFailed(FailureKind.PEER_LOST, "given up before there was room")
+                )
+                landing.granted.exception()  # whoever waits has it; nobody has to
             if not landed:
                 self._attempts.end(attempt, outcome)
                 self._in_background(self._give_back(landing))
 
-    async def _receive(self, landing: Landing) -> int:
-        """Read every announced block; return the first token. All reads are verified then."""
+    async def _receive(self, landing: Landing) -> Announcement:
+        """Read every announced block; return the last announcement. All reads are verified."""
         await asyncio.shield(landing.granted)
         while True:
             left = landing.sequence.deadline - self._clock()
@@ -205,7 +210,7 @@ class DecodeRole:
             raise TransferError(f"{landing.next_block} of {expected} blocks were announced")
         for read in landing.reads:
             await asyncio.wrap_future(read.verified)
-        return announcement.first_token
+        return announcement
 
     def _read(self, landing: Landing, announcement: Announcement) -> None:
         if landing.generation is None:
@@ -252,7 +257,7 @@ class DecodeRole:
             failure = Failure(FailureKind.FENCED, error.message)
         else:
             failure = Failure(FailureKind.TRANSFER, error.message)
-        if landing.granted.done() and not landing.granted.cancelled():
+        if landing.granted.done() and landing.granted.exception() is None:
             delta = TokenDelta(
                 landing.sequence.attempt, landing.sequence.num_context, failure=failure
             )
@@ -294,7 +299,7 @@ class DecodeRole:
             await asyncio.sleep(self._lease_s / 3)
             by_source: dict[WorkerIdentity, list[Landing]] = {}
             for landing in self._landings.values():
-                if landing.granted.done() and not landing.granted.cancelled():
+                if landing.granted.done() and landing.granted.exception() is None:
                     by_source.setdefault(landing.reservation.source.identity, []).append(landing)
             for landings in by_source.values():
                 await self._renew(landings)
@@ -304,17 +309,20 @@ class DecodeRole:
         lease_ids = [landing.sequence.lease_id for landing in landings]
         try:
             unknown = await self._peers.client(source).renew(
-                self._peers.me.identity, lease_ids, deadline_s=min(5.0, self._lease_s / 3)
+                self._peers.identity, lease_ids, deadline_s=min(5.0, self._lease_s / 3)
             )
         except SegueError as error:
             logger.warning("could not renew leases at %s: %s", source.identity, error)
+            lapsed = self._clock() - self._lease_s
+            for landing in landings:
+                if landing.renewed_at <= lapsed:
+                    self._give_up(landing, f"{source.identity} does not answer")
             return
         for landing in landings:
-            if landing.sequence.lease_id in unknown and landing.task is not None:
-                self._report(
-                    landing, AttemptFailed(FailureKind.PEER_LOST, "the source lost its lease")
-                )
-                landing.task.cancel("the source lost its lease")
+            if landing.sequence.lease_id in unknown:
+                self._give_up(landing, "the source lost its lease")
+            else:
+                landing.renewed_at = self._clock()
 
     # -- shutting down -----------------------------------------------------------------------
 
@@ -334,6 +342,10 @@ class DecodeRole:
     def lose_source(self, identity: WorkerIdentity) -> None:
         """The source is proven gone: nothing more will be announced."""
         for landing in list(self._landings.values()):
-            if landing.reservation.source.identity == identity and landing.task is not None:
-                self._report(landing, AttemptFailed(FailureKind.PEER_LOST, f"{identity} is gone"))
-                landing.task.cancel("the source is gone")
+            if landing.reservation.source.identity == identity:
+                self._give_up(landing, f"{identity} is gone")
+
+    def _give_up(self, landing: Landing, reason: str) -> None:
+        self._report(landing, AttemptFailed(FailureKind.PEER_LOST, reason))
+        if landing.task is not None:
+            landing.task.cancel(reason)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from segue.cluster.errors import FailureKind
-from segue.cluster.handoff import Failure, TokenDelta
+from segue.cluster.handoff import Announcement, Failure, TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
 from segue.workers.kvcache.kv_cache import KVCache
@@ -157,13 +157,18 @@ class Engine:
         self._leave(sequence)
         return True
 
-    def land(self, attempt: AttemptId, first_token: int) -> bool:
-        """The context's KV is verified: begin to generate behind `first_token`."""
+    def land(self, attempt: AttemptId, last: Announcement) -> bool:
+        """The context's KV is verified: begin to generate behind its first token.
+
+        The first token is reported again, so that the gateway needs nothing from the source any
+        more. False: the attempt has ended.
+        """
         sequence = self._sequences.get(attempt)
-        if sequence is None or sequence.phase is not Phase.LANDING:
+        if sequence is None or sequence.phase is not Phase.LANDING or last.first_token is None:
             return False
         self.cache.land(sequence)
-        self._append(sequence, first_token)
+        sequence.num_cached = last.cached_tokens
+        self._append(sequence, last.first_token)
         return True
 
     def end_lease(self, block_ids: tuple[int, ...]) -> None:
@@ -248,8 +253,10 @@ class Engine:
         if finish is not None:
             self._end(sequence, finish)
             return
-        done = self.cache.blocks_for(item.end) if token is not None else item.end // (
-            self.cache.block_size
+        done = (
+            self.cache.blocks_for(item.end)
+            if token is not None
+            else item.end // (self.cache.block_size)
         )
         first = self._announced[sequence.attempt]
         blocks = tuple(sequence.block_ids[first:done])

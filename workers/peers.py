@@ -16,13 +16,18 @@ MAX_CLIENTS = 256
 class Peers:
     """Lives on the event loop. Keyed by identity: a new life of a peer is a new peer."""
 
-    def __init__(self, me: Peer, fingerprint: dict[str, str], token: str) -> None:
-        self.me = me
+    def __init__(self, identity: WorkerIdentity, fingerprint: dict[str, str], token: str) -> None:
+        self.identity = identity
+        self.address = ""  # where we listen, once that is known
         self.fingerprint = fingerprint
         self._token = token
         self._clients: OrderedDict[Peer, WorkerClient] = OrderedDict()
         self._connections: dict[WorkerIdentity, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def me(self) -> Peer:
+        return Peer(self.identity, self.address)
 
     def client(self, peer: Peer) -> WorkerClient:
         client = self._clients.get(peer)

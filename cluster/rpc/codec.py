@@ -198,6 +198,7 @@ def announcement_to_pb(target: WorkerIdentity, item: Announcement) -> pb.Announc
         checksums=item.checksums,
         last=item.first_token is not None,
         first_token=item.first_token or 0,
+        cached_tokens=item.cached_tokens,
     )
 
 
@@ -212,6 +213,7 @@ def announcement_from_pb(message: pb.AnnounceRequest) -> Announcement:
         block_ids=tuple(message.block_ids),
         checksums=tuple(message.checksums),
         first_token=message.first_token if message.last else None,
+        cached_tokens=message.cached_tokens,
     )
 
 

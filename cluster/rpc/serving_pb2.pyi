@@ -196,7 +196,7 @@ class ReserveReply(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., num_cached_blocks: _Optional[int] = ..., refusal: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
-    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token")
+    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token", "cached_tokens")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class AnnounceRequest(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     target: WorkerIdentity
     source: Peer
     attempt: AttemptId
@@ -215,7 +216,8 @@ class AnnounceRequest(_message.Message):
     checksums: _containers.RepeatedScalarFieldContainer[int]
     last: bool
     first_token: int
-    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class AnnounceReply(_message.Message):
     __slots__ = ()

@@ -17,7 +17,7 @@ from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.channel import open_channel
-from segue.cluster.rpc.worker_status_codec import status_from_pb
+from segue.cluster.rpc.fleet_codec import status_from_pb
 from segue.cluster.worker_status import WorkerStatus
 
 

@@ -8,8 +8,8 @@ from segue.cluster.errors import StaleReference
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
+from segue.cluster.rpc.fleet_codec import status_to_pb
 from segue.cluster.rpc.server import Context
-from segue.cluster.rpc.worker_status_codec import status_to_pb
 from segue.cluster.worker_api import WorkerApi
 
 
@@ -50,9 +50,7 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
         self._fence(request.target)
-        return codec.outcome_to_pb(
-            await self._worker.reserve(codec.reservation_from_pb(request))
-        )
+        return codec.outcome_to_pb(await self._worker.reserve(codec.reservation_from_pb(request)))
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceReply:
         self._fence(request.target)
@@ -79,9 +77,7 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
         unknown = await self._worker.renew(holder, list(request.lease_ids))
         return pb.RenewReply(unknown_lease_ids=unknown)
 
-    async def Describe(
-        self, request: pb.DescribeRequest, context: Context
-    ) -> pb.WorkerDescription:
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.WorkerDescription:
         self._fence(request.target)
         return codec.description_to_pb(await self._worker.describe())
 

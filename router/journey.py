@@ -1,0 +1,246 @@
+"""One request from prompt to last token, across workers that may fail. Read this first.
+
+    bind (policy) -> submit -> first token from the prefill worker -> tokens from the decode worker
+      ^                                                                            |
+      `---- whatever fails: prefill again from prompt + produced tokens <----------'
+
+The token log is the only state that outlives an attempt. Tokens are a function of the request and
+their position, so a second attempt continues the text as if nothing had happened.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from segue.cluster.config import RecoveryConfig
+from segue.cluster.errors import (
+    AttemptFailed,
+    DeadlineExceeded,
+    FailureKind,
+    SegueError,
+    StaleReference,
+    Unavailable,
+)
+from segue.cluster.fleet import FleetView, WorkerView
+from segue.cluster.handoff import Assignment
+from segue.cluster.identity import WorkerIdentity
+from segue.cluster.request import GenerationRequest, TokenLog
+from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.router.generation import TokensEvent
+from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
+from segue.router.policy import Binding, Load, choose
+
+logger = logging.getLogger(__name__)
+
+SUBMIT_SECONDS = 5.0
+RETRY_PAUSE_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class JourneyCounters:
+    """Counted where it happens; exported by fleet_metrics."""
+
+    rungs: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)  # of attempts, by FailureKind
+    recovered: int = 0  # requests that finished after at least one failed attempt
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What one journey carries from attempt to attempt."""
+
+    request: GenerationRequest
+    log: TokenLog
+    deadline: float
+    attempt: int = 0
+    failed_on: set[WorkerIdentity] = field(default_factory=set)
+
+
+class Journeys:
+    """Implements Generator over the fleet."""
+
+    def __init__(
+        self,
+        watcher: FleetWatcher,
+        links: WorkerLinks,
+        recovery: RecoveryConfig,
+        request_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watcher = watcher
+        self._links = links
+        self._recovery = recovery
+        self._request_timeout_s = request_timeout_s
+        self._clock = clock
+        self._load = Load()
+        self.counters = JourneyCounters()
+        watcher.on_change(links.on_fleet_change)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokensEvent, None]:
+        progress = _Progress(
+            request,
+            TokenLog(request.num_prompt_tokens),
+            self._clock() + self._request_timeout_s,
+        )
+        while True:
+            progress.attempt += 1
+            binding = await self._bind(progress)
+            try:
+                async with aclosing(self._run(progress, binding)) as events:
+                    async for event in events:
+                        if event.finish is not None and progress.attempt > 1:
+                            self.counters.recovered += 1
+                        yield event
+                        if event.finish is not None:
+                            return
+            except AttemptFailed as error:
+                self._note_failure(progress, error)
+            await asyncio.sleep(RETRY_PAUSE_SECONDS * progress.attempt)
+
+    # -- choosing ----------------------------------------------------------------------------
+
+    def _ready(self, view: FleetView) -> list[WorkerView]:
+        return [w for w in view.ready_workers() if self._links.usable(w.identity)]
+
+    async def _bind(self, progress: _Progress) -> Binding:
+        """Choose workers, and wait for some if the request has begun. Reserves at once."""
+        binding = choose(self._ready(self._watcher.view), self._load, progress.failed_on)
+        if binding is None and progress.attempt > 1:
+            logger.warning("%s waits for a worker to come back", progress.request.request_id)
+            binding = await self._wait_for_workers(progress)
+        if binding is None:
+            raise Unavailable("no worker is ready to serve this model")
+        self._load.begin(binding, progress.log.next_position)
+        self.counters.rungs[binding.rung.value] += 1
+        return binding
+
+    async def _wait_for_workers(self, progress: _Progress) -> Binding | None:
+        left = min(self._recovery.worker_wait_s, progress.deadline - self._clock())
+        end = self._clock() + left
+        while self._clock() < end:
+            await asyncio.sleep(0.1)  # links open a moment after the view lists their worker
+            binding = choose(self._ready(self._watcher.view), self._load, progress.failed_on)
+            if binding is not None:
+                return binding
+        return None
+
+    # -- one attempt -------------------------------------------------------------------------
+
+    async def _run(
+        self, progress: _Progress, binding: Binding
+    ) -> AsyncGenerator[TokensEvent, None]:
+        """Events of one attempt; raises AttemptFailed, DeadlineExceeded. Leaves nothing behind."""
+        assignment = Assignment(
+            progress.request,
+            progress.attempt,
+            tuple(progress.log.produced),
+            self._links.gateway_id,
+            max(0.001, progress.deadline - self._clock()),
+        )
+        attempt, workers = assignment.attempt_id, [w.identity for w in binding.workers]
+        context_tokens, in_context = progress.log.next_position, True
+        inbox = self._links.open_inbox(attempt, workers)
+        finished = False
+        try:
+            await self._submit(progress, assignment, binding)
+            async for event in self._follow(progress, binding, inbox):
+                if in_context:
+                    self._load.end_context(binding, context_tokens)
+                    in_context = False
+                finished = event.finish is not None
+                yield event
+        finally:
+            self._links.close_inbox(attempt)
+            if in_context:
+                self._load.end_context(binding, context_tokens)
+            self._load.end_answer(binding)
+            if not finished:
+                self._links.abort(attempt, workers)
+
+    async def _submit(self, progress: _Progress, assignment: Assignment, binding: Binding) -> None:
+        client = self._links.client(binding.prefill.identity)
+        if client is None:
+            raise AttemptFailed(FailureKind.WORKER_LOST, f"{binding.prefill.identity} is gone")
+        decode = None if binding.decode is None else binding.decode.peer
+        try:
+            await client.submit(assignment, decode, deadline_s=SUBMIT_SECONDS)
+        except (Unavailable, StaleReference, DeadlineExceeded) as error:
+            progress.failed_on.add(binding.prefill.identity)
+            raise AttemptFailed(FailureKind.WORKER_LOST, error.message) from error
+        except AttemptFailed:
+            raise
+        except SegueError as error:
+            raise AttemptFailed(FailureKind.REFUSED, error.message, retryable=False) from error
+
+    async def _follow(
+        self, progress: _Progress, binding: Binding, inbox: Inbox
+    ) -> AsyncGenerator[TokensEvent, None]:
+        handed_over = False  # the prefill worker is not needed any more
+        log = progress.log
+        while True:
+            event = await self._next(progress, inbox)
+            from_prefill = event.worker == binding.prefill.identity
+            if handed_over and from_prefill:
+                continue
+            if isinstance(event, LinkLost):
+                progress.failed_on.add(event.worker)
+                message = f"{event.worker}: {event.reason}"
+                raise AttemptFailed(FailureKind.WORKER_LOST, message)
+            delta = event.delta
+            handed_over = binding.decode is not None and not from_prefill
+            if delta.token_ids:
+                first = not log.produced
+                try:
+                    fresh = log.accept(delta.position, delta.token_ids)
+                except ValueError as error:
+                    raise AttemptFailed(FailureKind.WORKER_LOST, str(error)) from error
+                if fresh or delta.finish is not None:
+                    cached = delta.cached_tokens if first else 0
+                    yield TokensEvent(fresh, delta.finish, cached)
+            if delta.finish is not None:
+                return
+            if delta.failure is not None:
+                progress.failed_on.add(_culprit(binding, event.worker, delta.failure.kind))
+                raise delta.failure.to_error()
+
+    async def _next(self, progress: _Progress, inbox: Inbox) -> DeltaFrom | LinkLost:
+        try:
+            async with asyncio.timeout(max(0.0, progress.deadline - self._clock())):
+                return await inbox.events.get()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the request did not finish within {self._request_timeout_s:g} s"
+            ) from None
+
+    def _note_failure(self, progress: _Progress, error: AttemptFailed) -> None:
+        """Count it; raise unless another attempt may succeed."""
+        self.counters.failures[error.failure.value] += 1
+        logger.warning(
+            "attempt %d of %s failed (%s)", progress.attempt, progress.request.request_id, error
+        )
+        if error.failure is FailureKind.DEADLINE:
+            raise DeadlineExceeded(error.message) from error
+        if not error.retryable:
+            raise error
+        if progress.attempt >= self._recovery.max_attempts:
+            message = f"gave up after {progress.attempt} attempts; the last one: {error.message}"
+            raise Unavailable(message) from error
+
+
+def _culprit(binding: Binding, reporter: WorkerIdentity, kind: FailureKind) -> WorkerIdentity:
+    """Whom to avoid next: a broken pair is blamed on the one that did not report it."""
+    pair_failures = (
+        FailureKind.PEER_LOST,
+        FailureKind.TRANSFER,
+        FailureKind.FENCED,
+        FailureKind.CREDIT_REFUSED,
+        FailureKind.CREDIT_TIMEOUT,
+    )
+    if kind not in pair_failures:
+        return reporter
+    others = [w.identity for w in binding.workers if w.identity != reporter]
+    return others[0] if others else reporter

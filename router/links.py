@@ -1,0 +1,154 @@
+"""One connection to each worker of the fleet: its frames come in here and go to their attempts.
+
+A link that breaks fails every attempt on that worker at once; it is opened again as long as the
+fleet view lists the worker. Nothing is resumed: the journeys recover.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from segue.cluster.errors import SegueError
+from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.cluster.handoff import TokenDelta
+from segue.cluster.identity import AttemptId, WorkerIdentity
+from segue.cluster.rpc.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+ABORT_SECONDS = 5.0
+RECONNECT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaFrom:
+    worker: WorkerIdentity
+    delta: TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    worker: WorkerIdentity
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Inbox:
+    """Everything that happens to one attempt, in order. Bounded by the attempt's tokens."""
+
+    workers: frozenset[WorkerIdentity]
+    events: asyncio.Queue[DeltaFrom | LinkLost] = field(default_factory=asyncio.Queue)
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    client: WorkerClient
+    usable: bool = True
+    task: asyncio.Task[None] | None = None
+
+
+class WorkerLinks:
+    def __init__(self, gateway_id: str, token: str) -> None:
+        self.gateway_id = gateway_id
+        self._token = token
+        self._links: dict[WorkerIdentity, _Link] = {}
+        self._inboxes: dict[AttemptId, Inbox] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    def usable(self, identity: WorkerIdentity) -> bool:
+        link = self._links.get(identity)
+        return link is not None and link.usable
+
+    def client(self, identity: WorkerIdentity) -> WorkerClient | None:
+        link = self._links.get(identity)
+        return None if link is None else link.client
+
+    def on_fleet_change(self, view: FleetView) -> None:
+        """Open links to new workers; close those to workers that are dead or gone."""
+        living = {
+            worker.identity: worker
+            for worker in view.workers
+            if worker.peer is not None and worker.state is not WorkerState.DEAD
+        }
+        for identity in [known for known in self._links if known not in living]:
+            self._close(identity, "the worker was declared dead")
+        for identity, worker in living.items():
+            if identity not in self._links:
+                self._open(worker)
+
+    def open_inbox(self, attempt: AttemptId, workers: Iterable[WorkerIdentity]) -> Inbox:
+        inbox = self._inboxes[attempt] = Inbox(frozenset(workers))
+        return inbox
+
+    def close_inbox(self, attempt: AttemptId) -> None:
+        self._inboxes.pop(attempt, None)
+
+    def abort(self, attempt: AttemptId, workers: Iterable[WorkerIdentity]) -> None:
+        """Tell workers, in the background, that nobody wants this attempt any more."""
+        for identity in workers:
+            client = self.client(identity)
+            if client is not None:
+                self._in_background(_abort(client, attempt))
+
+    async def close(self) -> None:
+        for identity in list(self._links):
+            self._close(identity, "the gateway stops")
+        if self._background:
+            await asyncio.wait(self._background, timeout=ABORT_SECONDS)
+
+    # -- links -------------------------------------------------------------------------------
+
+    def _open(self, worker: WorkerView) -> None:
+        assert worker.peer is not None
+        link = _Link(WorkerClient(worker.peer, self._token))
+        self._links[worker.identity] = link
+        link.task = asyncio.create_task(self._follow(link), name=f"frames {worker.identity}")
+
+    def _close(self, identity: WorkerIdentity, reason: str) -> None:
+        link = self._links.pop(identity)
+        if link.task is not None:
+            link.task.cancel()
+        self._lost(identity, reason)
+        self._in_background(link.client.close())
+
+    async def _follow(self, link: _Link) -> None:
+        identity = link.client.peer.identity
+        while True:
+            reason = "the worker ended the stream"
+            try:
+                async with aclosing(link.client.frames(self.gateway_id)) as frames:
+                    link.usable = True
+                    async for deltas in frames:
+                        self._deliver(identity, deltas)
+            except SegueError as error:
+                reason = error.message
+            link.usable = False
+            logger.info("link to %s: %s", identity, reason)
+            self._lost(identity, reason)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _deliver(self, identity: WorkerIdentity, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            inbox = self._inboxes.get(delta.attempt)
+            if inbox is not None and identity in inbox.workers:
+                inbox.events.put_nowait(DeltaFrom(identity, delta))
+
+    def _lost(self, identity: WorkerIdentity, reason: str) -> None:
+        for inbox in self._inboxes.values():
+            if identity in inbox.workers:
+                inbox.events.put_nowait(LinkLost(identity, reason))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+async def _abort(client: WorkerClient, attempt: AttemptId) -> None:
+    try:
+        await client.abort([attempt], deadline_s=ABORT_SECONDS)
+    except SegueError as error:  # it is gone, and the attempt with it
+        logger.debug("could not abort %s at %s: %s", attempt, client.peer.identity, error)

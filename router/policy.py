@@ -1,0 +1,90 @@
+"""Chooses who reads a prompt and who writes the answer. Pure: no clock, no I/O.
+
+The ladder, best rung first: a prefill and a decode worker; else whoever is left does both. A
+colocated pool (role `both`) competes with pairs by load.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from segue.cluster.config import Role
+from segue.cluster.fleet import WorkerView
+from segue.cluster.identity import WorkerIdentity
+
+
+class Rung(StrEnum):
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"  # a worker whose role is to do both
+    PREFILL_ON_DECODE = "prefill_on_decode"  # no prefill worker: the decode worker reads too
+    DECODE_ON_PREFILL = "decode_on_prefill"  # no decode worker: the prefill worker goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """`decode` is None if `prefill` also writes the answer."""
+
+    prefill: WorkerView
+    decode: WorkerView | None
+    rung: Rung
+
+    @property
+    def workers(self) -> tuple[WorkerView, ...]:
+        return (self.prefill,) if self.decode is None else (self.prefill, self.decode)
+
+
+@dataclass(slots=True)
+class Load:
+    """What this gateway has given to whom and not seen finished; reserved when it chooses."""
+
+    context_tokens: Counter[WorkerIdentity] = field(default_factory=Counter)
+    answers: Counter[WorkerIdentity] = field(default_factory=Counter)
+
+    def begin(self, binding: Binding, num_tokens: int) -> None:
+        self.context_tokens[binding.prefill.identity] += num_tokens
+        self.answers[(binding.decode or binding.prefill).identity] += 1
+
+    def end_context(self, binding: Binding, num_tokens: int) -> None:
+        _subtract(self.context_tokens, binding.prefill.identity, num_tokens)
+
+    def end_answer(self, binding: Binding) -> None:
+        _subtract(self.answers, (binding.decode or binding.prefill).identity, 1)
+
+
+def _subtract(counter: Counter[WorkerIdentity], identity: WorkerIdentity, amount: int) -> None:
+    counter[identity] -= amount
+    if not counter[identity]:
+        del counter[identity]
+
+
+def choose(
+    ready: Iterable[WorkerView], load: Load, avoid: Collection[WorkerIdentity] = ()
+) -> Binding | None:
+    """The best binding among `ready` workers; within a role, those in `avoid` come last."""
+    workers = sorted(ready, key=lambda worker: worker.identity.worker_id)
+
+    def by_context(worker: WorkerView) -> tuple[bool, int, int]:
+        me = worker.identity
+        return me in avoid, load.context_tokens[me], load.answers[me]
+
+    def by_answers(worker: WorkerView) -> tuple[bool, int, int]:
+        me = worker.identity
+        return me in avoid, load.answers[me], load.context_tokens[me]
+
+    def of(role: Role) -> list[WorkerView]:
+        return [worker for worker in workers if worker.role == role]
+
+    both = min(of("both"), key=by_answers, default=None)
+    prefill = min(of("prefill"), key=by_context, default=None)
+    decode = min(of("decode"), key=by_answers, default=None)
+    if prefill is not None and decode is not None:
+        if both is None or by_answers(decode) <= by_answers(both):
+            return Binding(prefill, decode, Rung.DISAGGREGATED)
+    if both is not None:
+        return Binding(both, None, Rung.COLOCATED)
+    if decode is not None:
+        return Binding(decode, None, Rung.PREFILL_ON_DECODE)
+    if prefill is not None:
+        return Binding(prefill, None, Rung.DECODE_ON_PREFILL)
+    return None

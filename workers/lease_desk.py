@@ -1,0 +1,101 @@
+"""Keeps the lease table of this worker's KV: opens, renews, sweeps, and tells engine and receiver.
+
+Lives on the event loop, so that a reader's Release is answered at once, whatever the engine is
+computing. Expired leases are swept by a timer that depends on nothing else.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from segue.cluster.handoff import LeaseRelease, LeaseVerdict
+from segue.cluster.identity import AttemptId, WorkerIdentity
+from segue.kvtransfer.lease import EndedLease, LeaseTable, ReleaseVerdict
+from segue.kvtransfer.receiver import Receiver
+from segue.workers.engine import Engine
+
+
+class LeaseDesk:
+    """`on_expired` is told of each lease that ended because nobody renewed it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        receiver: Receiver,
+        lease_s: float,
+        clock: Callable[[], float],
+        on_expired: Callable[[EndedLease], None],
+    ) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._lease_s = lease_s
+        self._clock = clock
+        self._on_expired = on_expired
+        self._table = LeaseTable(lease_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self.verdicts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def generation(self) -> int:
+        return self._engine.cache.pool.generation
+
+    def open(self, lease_id: str, holder: WorkerIdentity, attempt: AttemptId) -> None:
+        expires_at = self._clock() + self._lease_s
+        self._table.open(lease_id, holder, attempt, self.generation, expires_at)
+        self._changed()
+
+    def add_blocks(self, lease_id: str, block_ids: tuple[int, ...]) -> None:
+        """The engine has leased these blocks already. Raises StaleReference if it has ended."""
+        self._table.add_blocks(lease_id, block_ids)
+
+    def release(self, release: LeaseRelease) -> LeaseVerdict:
+        ended = self._table.release(
+            release.lease_id, release.attempt, release.pool_generation, self._clock()
+        )
+        self._give_back(ended.block_ids)
+        self._changed()
+        self.verdicts[ended.verdict.value] += 1
+        if ended.verdict is ReleaseVerdict.HELD:
+            return LeaseVerdict(True)
+        return LeaseVerdict(False, f"lease {release.lease_id}: {ended.verdict}")
+
+    def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
+        unknown = list(self._table.renew(lease_ids, holder, self._clock()))
+        self._changed()
+        return unknown
+
+    def drop_holder(self, holder: WorkerIdentity) -> None:
+        for lease in self._table.drop_holder(holder):
+            self._expire(lease)
+        self._changed()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_back(self, block_ids: tuple[int, ...]) -> None:
+        if block_ids:
+            self._engine.post(lambda: self._engine.end_lease(block_ids))
+
+    def _expire(self, lease: EndedLease) -> None:
+        self.verdicts["lapsed"] += 1
+        self._give_back(lease.block_ids)
+        self._on_expired(lease)
+
+    def _sweep(self) -> None:
+        for lease in self._table.sweep(self._clock()):
+            self._expire(lease)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._receiver.serve(len(self._table) > 0)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        expiry = self._table.next_expiry()
+        if expiry is not None:
+            delay = max(0.0, expiry - self._clock()) + 0.01
+            self._timer = asyncio.get_running_loop().call_later(delay, self._sweep)

@@ -1,0 +1,240 @@
+"""The prefill side of a handoff: credit first, then chunks announced while the next computes.
+
+One task owns an attempt from its arrival until its reader has released it, or it has failed. Its
+blocks stay leased until the reader says that it is done, the lease expires, or the reader is gone.
+
+    credit wait -> lease open -> (chunk -> announce)* -> last chunk + first token -> released
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from segue.cluster.errors import (
+    AttemptFailed,
+    DeadlineExceeded,
+    FailureKind,
+    SegueError,
+    StaleReference,
+    Unavailable,
+)
+from segue.cluster.handoff import (
+    Announcement,
+    Assignment,
+    Failure,
+    LeaseRelease,
+    LeaseVerdict,
+    Reservation,
+    TokenDelta,
+)
+from segue.cluster.identity import Peer
+from segue.kvtransfer.lease import EndedLease
+from segue.workers.attempts import Attempts, Running
+from segue.workers.engine import ChunkReady, Ended, Engine
+from segue.workers.frame_outbox import FrameOutbox
+from segue.workers.lease_desk import LeaseDesk
+from segue.workers.peers import Peers
+from segue.workers.sequence import Phase, Sequence
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_SECONDS = 5.0
+CANCEL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    completed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    pass
+
+
+class PrefillRole:
+    def __init__(
+        self,
+        *,
+        attempts: Attempts,
+        engine: Engine,
+        outbox: FrameOutbox,
+        peers: Peers,
+        leases: LeaseDesk,
+        credit_wait_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._attempts = attempts
+        self._engine = engine
+        self._outbox = outbox
+        self._peers = peers
+        self._leases = leases
+        self._credit_wait_s = credit_wait_s
+        self._clock = clock
+        self._background: set[asyncio.Task[None]] = set()
+
+    def submit(self, assignment: Assignment, decode: Peer) -> None:
+        """Take on an attempt whose answer `decode` will write."""
+        now = self._clock()
+        sequence = Sequence(
+            assignment,
+            deadline=now + assignment.timeout_seconds,
+            decode_peer=decode,
+            lease_id=secrets.token_hex(8),
+            phase=Phase.CREDIT_WAIT,
+            arrived=now,
+        )
+        task: asyncio.Task[None] | None = None
+
+        def abort(reason: str) -> None:
+            if task is not None:
+                task.cancel(reason)
+
+        running = Running(sequence, abort)
+        self._attempts.begin(running)
+        task = self._in_background(self._own(running, decode))
+
+    # -- the owner of one attempt ------------------------------------------------------------
+
+    async def _own(self, running: Running, decode: Peer) -> None:
+        sequence = running.sequence
+        outcome = "aborted"
+        reserved = True  # unless the target said no
+        try:
+            async with asyncio.timeout(max(0.0, sequence.deadline - self._clock())):
+                if (failure := await self._reserve(sequence, decode)) is not None:
+                    reserved = False
+                    raise failure.to_error()
+                outcome = await self._stream_chunks(running, decode)
+        except asyncio.CancelledError:
+            pass  # the gateway, or the reader, wants it no more
+        except TimeoutError:
+            message = f"deadline reached while in {sequence.phase}"
+            outcome = self._report(
+                sequence, AttemptFailed(FailureKind.DEADLINE, message, retryable=False)
+            )
+        except SegueError as error:
+            outcome = self._report(sequence, error)
+        except Exception as error:
+            logger.exception("handing off %s failed", sequence.attempt)
+            outcome = self._report(sequence, AttemptFailed(FailureKind.COMPUTE, repr(error)))
+        finally:
+            self._attempts.end(sequence.attempt, outcome)
+            if outcome != "handed_off":
+                self._engine.post(lambda: self._engine.drop(sequence.attempt))
+                self._end_queued_leases(running)
+                if reserved:
+                    self._in_background(self._cancel(sequence, decode, outcome))
+
+    async def _reserve(self, sequence: Sequence, decode: Peer) -> Failure | None:
+        """Wait for a credit; with it the sequence is queued here, under an open lease."""
+        reservation = Reservation(
+            sequence.assignment, self._peers.me, sequence.lease_id, self._credit_wait_s
+        )
+        try:
+            outcome = await self._peers.client(decode).reserve(
+                reservation, deadline_s=self._credit_wait_s + 5.0
+            )
+        except (Unavailable, StaleReference) as error:
+            raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
+        except DeadlineExceeded as error:
+            raise AttemptFailed(FailureKind.CREDIT_TIMEOUT, error.message) from error
+        if outcome.failure is None:
+            self._leases.open(sequence.lease_id, decode.identity, sequence.attempt)
+            known = outcome.num_cached_blocks
+            self._engine.post(lambda: self._engine.add(sequence, known))
+        return outcome.failure
+
+    async def _stream_chunks(self, running: Running, decode: Peer) -> str:
+        """Follow the engine's events to the one that ends the attempt; returns the outcome."""
+        sequence = running.sequence
+        while True:
+            event = await running.events.get()
+            if isinstance(event, ChunkReady):
+                await self._announce(event, decode)
+            elif isinstance(event, Released):
+                return "handed_off" if event.completed else "handoff_failed"
+            elif isinstance(event, LeaseLost):
+                raise AttemptFailed(FailureKind.PEER_LOST, f"{decode.identity} stopped renewing")
+            elif isinstance(event, Ended):
+                if event.failure is not None:
+                    raise event.failure.to_error()
+                assert event.finish is not None
+                return event.finish.value  # the first token ended the answer
+            else:
+                raise TypeError(f"unexpected event {event!r} for {sequence.attempt}")
+
+    async def _announce(self, chunk: ChunkReady, decode: Peer) -> None:
+        sequence = chunk.sequence
+        try:
+            self._leases.add_blocks(sequence.lease_id, chunk.block_ids)
+        except StaleReference:
+            self._engine.post(lambda: self._engine.end_lease(chunk.block_ids))
+            raise
+        announcement = Announcement(
+            source=self._peers.me,
+            attempt=sequence.attempt,
+            pool_generation=self._leases.generation,
+            first_block=chunk.first_block,
+            block_ids=chunk.block_ids,
+            checksums=chunk.checksums,
+            first_token=chunk.first_token,
+            cached_tokens=sequence.num_cached,
+        )
+        try:
+            await self._peers.client(decode).announce(announcement, deadline_s=ANNOUNCE_SECONDS)
+        except (Unavailable, DeadlineExceeded, StaleReference) as error:
+            raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
+
+    # -- what ends an attempt from outside ---------------------------------------------------
+
+    def release(self, release: LeaseRelease) -> LeaseVerdict:
+        """The reader is done with the blocks. Only a lease that was held all the time counts."""
+        verdict = self._leases.release(release)
+        running = self._attempts.get(release.attempt)
+        if running is not None and running.sequence.lease_id == release.lease_id:
+            running.events.put_nowait(Released(release.completed and verdict.held))
+        return verdict
+
+    def on_lease_expired(self, lease: EndedLease) -> None:
+        running = self._attempts.get(lease.attempt)
+        if running is not None and running.sequence.lease_id == lease.lease_id:
+            running.events.put_nowait(LeaseLost())
+
+    def discard(self, chunk: ChunkReady) -> None:
+        """A chunk of an attempt that has ended meanwhile: nobody will read it."""
+        self._engine.post(lambda: self._engine.end_lease(chunk.block_ids))
+
+    def _end_queued_leases(self, running: Running) -> None:
+        while not running.events.empty():
+            event = running.events.get_nowait()
+            if isinstance(event, ChunkReady):
+                self.discard(event)
+
+    async def _cancel(self, sequence: Sequence, decode: Peer, reason: str) -> None:
+        """Tell the other half at once; its Release, or the lease's end, frees the blocks."""
+        try:
+            await self._peers.client(decode).cancel(
+                self._peers.me, sequence.attempt, reason, deadline_s=CANCEL_SECONDS
+            )
+        except SegueError as error:
+            logger.info("could not cancel %s at %s: %s", sequence.attempt, decode.identity, error)
+
+    def _report(self, sequence: Sequence, error: SegueError) -> str:
+        failure = (
+            Failure(error.failure, error.message, error.retryable)
+            if isinstance(error, AttemptFailed)
+            else Failure(FailureKind.TRANSFER, error.message)
+        )
+        delta = TokenDelta(sequence.attempt, sequence.num_context, failure=failure)
+        self._outbox.put(sequence.assignment.gateway_id, delta)
+        return failure.kind.value
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task

@@ -1,0 +1,267 @@
+"""Puts one worker together and runs it: model, engine thread, transfer thread, event loop.
+
+Knows nothing of who started it. `start` returns when the worker is registered and serving.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from segue.cluster.block_hash import BLOCK_HASH_VERSION, KeyScope
+from segue.cluster.config import EngineConfig
+from segue.cluster.errors import ConfigurationError, InternalError
+from segue.cluster.fleet import Registration
+from segue.cluster.launcher import WorkerSettings, open_locator
+from segue.cluster.rpc.heartbeat import HeartbeatClient
+from segue.cluster.rpc.server import RpcServer, start_server
+from segue.cluster.rpc.worker_service import add_worker_service
+from segue.kvtransfer.checksum import block_checksums, memory_view
+from segue.kvtransfer.layout import KVLayout
+from segue.kvtransfer.nixl_transport import NixlTransport
+from segue.kvtransfer.receiver import Receiver
+from segue.kvtransfer.transport import Transport
+from segue.workers.batch import PackedBatch, SequenceSlice
+from segue.workers.engine import Engine, StepOutcome
+from segue.workers.kvcache.block_pool import BlockPool
+from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.model_runner import ModelRunner, kv_block_bytes
+from segue.workers.models.spec import ModelSpec, load_spec
+from segue.workers.peers import Peers
+from segue.workers.scheduler.microbatch import StepBudget
+from segue.workers.scheduler.scheduler import Scheduler
+from segue.workers.service import WorkerFacts, WorkerParts, WorkerService
+from segue.workers.step_execution import StepExecution
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """`settings_json`: a WorkerSettings. `transport` replaces NIXL in tests of one process."""
+
+    def __init__(self, settings_json: str, transport: Transport | None = None) -> None:
+        self.settings = WorkerSettings.model_validate_json(settings_json)
+        self._transport = transport
+        self._loop = asyncio.new_event_loop()
+        self._serving = threading.Event()
+        self._stop = asyncio.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_loop, name="loop", daemon=True)
+        self.service: WorkerService | None = None
+        self.address = ""
+
+    def start(self) -> None:
+        """Load, listen, register. Raises what went wrong; nothing is left running then."""
+        self._thread.start()
+        self._serving.wait()
+        if self._error is not None:
+            raise InternalError(f"the worker could not start: {self._error}") from self._error
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(STOP_SECONDS)
+
+    # -- the event loop's thread -------------------------------------------------------------
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._error = error
+            if self._serving.is_set():  # it failed later: a worker without its loop is no worker
+                logger.exception("the worker's loop ended")
+                os._exit(1)
+        finally:
+            self._serving.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        settings = self.settings
+        spec, runner, layout = await asyncio.to_thread(self._load)
+        engine = self._engine(spec, runner, layout)
+        server: RpcServer | None = None
+        receiver: Receiver | None = None
+        try:
+            transport = self._transport or _open_transport(settings)
+            region, metadata = _register(runner, layout, transport)
+            receiver = Receiver(transport, layout, region)
+            facts = WorkerFacts(
+                settings.role,
+                _fingerprint(spec, layout),
+                metadata,
+                layout.num_blocks,
+                layout.block_bytes,
+            )
+            peers = Peers(settings.identity, facts.fingerprint, settings.cluster_token)
+            service = WorkerService(WorkerParts(engine, receiver, peers, facts), settings.transfer)
+            self.service = service
+            receiver.start()
+            engine.start()
+            server = await start_server(
+                token=settings.cluster_token,
+                host=settings.host or "127.0.0.1",
+                register=lambda server: add_worker_service(server, service),
+            )
+            self.address = peers.address = server.address
+            gc.collect()
+            gc.freeze()  # what was loaded stays; collections look at new objects only
+            await self._serve_until_stopped(service)
+        finally:
+            if self.service is not None:
+                await self.service.close()
+            if server is not None:
+                await server.stop(0.5)
+            if engine.is_alive:
+                engine.stop()
+            if receiver is not None and self.service is not None:
+                receiver.stop()
+
+    async def _serve_until_stopped(self, service: WorkerService) -> None:
+        settings, parts = self.settings, service.parts
+        heartbeat = HeartbeatClient(
+            open_locator(settings.locator),
+            settings.cluster_token,
+            Registration(
+                parts.peers.me,
+                settings.pool,
+                settings.role,
+                parts.facts.fingerprint,
+                os.getpid(),
+            ),
+            service.status_now,
+            _exit_as_orphan,
+        )
+        beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await heartbeat.wait_registered(settings.control.start_timeout_s)
+            self._serving.set()
+            await asyncio.wait({beating, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if beating.done():
+                beating.result()
+        finally:
+            beating.cancel()
+            stopping.cancel()
+            await asyncio.gather(beating, stopping, return_exceptions=True)
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _load(self) -> tuple[ModelSpec, ModelRunner, KVLayout]:
+        settings, engine = self.settings, self.settings.engine
+        torch.set_num_threads(engine.torch_threads)
+        folder = Path(settings.model_folder)
+        device = _device(engine)
+        spec = load_spec(folder, load_format=settings.model.load_format)
+        block_bytes = kv_block_bytes(spec, settings.model.dtype, engine.block_size)
+        runner = ModelRunner(
+            folder,
+            load_format=settings.model.load_format,
+            dtype=settings.model.dtype,
+            device=device,
+            num_blocks=_num_blocks(engine, device, block_bytes),
+            block_size=engine.block_size,
+        )
+        layout = KVLayout(
+            runner.kv_cache.shape[0],
+            spec.num_layers,
+            spec.num_kv_heads,
+            engine.block_size,
+            spec.head_dim,
+            settings.model.dtype,
+            runner.kv_cache.element_size(),
+        )
+        warm_up = SequenceSlice([0] * min(engine.block_size, 2), 0, [0], True)
+        runner.execute(PackedBatch((warm_up,), 1))
+        return spec, runner, layout
+
+    def _engine(self, spec: ModelSpec, runner: ModelRunner, layout: KVLayout) -> Engine:
+        config = self.settings.engine
+        scope = KeyScope(
+            spec.revision,
+            self.settings.model.dtype,
+            config.block_size,
+            spec.position_settings,
+        )
+        cache = KVCache(
+            BlockPool(layout.num_blocks), config.block_size, scope, config.enable_prefix_caching
+        )
+        budget = StepBudget(config.max_num_batched_tokens, config.chunk_size, config.block_size)
+        return Engine(
+            Scheduler(cache, budget, config.max_num_seqs),
+            StepExecution(runner, self._checksum(runner, layout)),
+            self._engine_says,
+        )
+
+    def _checksum(
+        self, runner: ModelRunner, layout: KVLayout
+    ) -> Callable[[Sequence[int]], tuple[int, ...]] | None:
+        if not self.settings.transfer.checksum or runner.device.type != "cpu":
+            return None  # on a GPU the bytes are not where the CPU could sum them up
+        region = _host_view(runner, layout)
+        return lambda block_ids: tuple(block_checksums(region, layout, block_ids))
+
+    def _engine_says(self, outcome: StepOutcome) -> None:
+        """In the engine thread: one hop to the event loop for everything a step has to say."""
+        service = self.service
+        assert service is not None
+        self._loop.call_soon_threadsafe(service.on_outcome, outcome)
+
+
+def _device(engine: EngineConfig) -> str:
+    if engine.device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if engine.device == "cuda" else "cpu"
+
+
+def _num_blocks(engine: EngineConfig, device: str, block_bytes: int) -> int:
+    """min(what is asked for, what there is room for): sizes the KV-cache before it exists."""
+    if engine.num_kv_blocks != "auto":
+        return engine.num_kv_blocks
+    budget = engine.kv_cache_bytes
+    if device != "cpu":
+        free, _ = torch.cuda.mem_get_info()
+        budget = int(free * engine.free_gpu_memory_fraction)
+    return max(1, budget // block_bytes)
+
+
+def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:
+    return memory_view(runner.kv_cache.data_ptr(), layout.num_bytes)
+
+
+def _register(
+    runner: ModelRunner, layout: KVLayout, transport: Transport
+) -> tuple[memoryview, bytes]:
+    """Register the KV memory once; returns it as bytes (nothing on a GPU) and its metadata."""
+    device = str(runner.device)
+    metadata = transport.register(runner.kv_cache.data_ptr(), layout.num_bytes, device)
+    return (_host_view(runner, layout) if device == "cpu" else memoryview(b"")), metadata
+
+
+def _open_transport(settings: WorkerSettings) -> Transport:
+    if settings.transfer.transport == "loopback":
+        raise ConfigurationError(
+            "transfer.transport: loopback works within one process only", param="transfer"
+        )
+    return NixlTransport(settings.incarnation)
+
+
+def _fingerprint(spec: ModelSpec, layout: KVLayout) -> dict[str, str]:
+    return {
+        "model_revision": spec.revision,
+        "position_settings": spec.position_settings,
+        "block_hash": BLOCK_HASH_VERSION,
+        **layout.fingerprint(),
+    }
+
+
+def _exit_as_orphan(reason: str) -> None:
+    logger.error("leaving: %s", reason)
+    os._exit(0)

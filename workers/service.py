@@ -1,0 +1,220 @@
+"""A worker as its peers see it: answers every call, and carries the engine's news to whom it
+concerns. Lives on the event loop; owns the roles, the outbox and the table of attempts.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from segue.cluster.config import TransferConfig
+from segue.cluster.handoff import (
+    Announcement,
+    Assignment,
+    Failure,
+    LeaseRelease,
+    LeaseVerdict,
+    Reservation,
+    ReserveOutcome,
+    TokenDelta,
+    WorkerDescription,
+)
+from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
+from segue.cluster.worker_status import WorkerStatus
+from segue.kvtransfer.receiver import Receiver
+from segue.workers.attempts import Attempts, Running
+from segue.workers.decode_role import DecodeRole
+from segue.workers.engine import Ended, Engine, StepOutcome
+from segue.workers.frame_outbox import FrameOutbox
+from segue.workers.lease_desk import LeaseDesk
+from segue.workers.peers import Peers
+from segue.workers.prefill_role import PrefillRole
+from segue.workers.sequence import Sequence as TokenSequence
+from segue.workers.status_report import report
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What is known of a worker before it listens."""
+
+    role: str
+    fingerprint: dict[str, str]
+    transport_metadata: bytes
+    num_blocks: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is put together from."""
+
+    engine: Engine
+    receiver: Receiver
+    peers: Peers
+    facts: WorkerFacts
+
+
+class WorkerService:
+    """Implements WorkerApi."""
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        transfer: TransferConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.parts = parts
+        self.attempts = Attempts(MAX_ATTEMPTS)
+        self.outbox = FrameOutbox(self._gateway_is_absent)
+        self.leases = LeaseDesk(
+            parts.engine,
+            parts.receiver,
+            transfer.lease_s,
+            clock,
+            on_expired=lambda lease: self.prefill.on_lease_expired(lease),
+        )
+        self.prefill = PrefillRole(
+            attempts=self.attempts,
+            engine=parts.engine,
+            outbox=self.outbox,
+            peers=parts.peers,
+            leases=self.leases,
+            credit_wait_s=transfer.credit_wait_s,
+            clock=clock,
+        )
+        self.decode = DecodeRole(
+            attempts=self.attempts,
+            engine=parts.engine,
+            outbox=self.outbox,
+            peers=parts.peers,
+            receiver=parts.receiver,
+            read_timeout_s=transfer.read_timeout_s,
+            lease_s=transfer.lease_s,
+            clock=clock,
+        )
+        self._clock = clock
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        return self.parts.peers.identity
+
+    # -- WorkerApi ---------------------------------------------------------------------------
+
+    async def submit(self, assignment: Assignment, decode: Peer | None) -> None:
+        if decode is not None and decode.identity != self.identity:
+            self.prefill.submit(assignment, decode)
+            return
+        now = self._clock()
+        sequence = TokenSequence(assignment, deadline=now + assignment.timeout_seconds, arrived=now)
+        engine = self.parts.engine
+
+        def abort(reason: str) -> None:
+            if self.attempts.end(sequence.attempt, "aborted") is not None:
+                engine.post(lambda: engine.drop(sequence.attempt))
+
+        self.attempts.begin(Running(sequence, abort))
+        engine.post(lambda: engine.add(sequence))
+
+    async def abort(self, attempts: Sequence[AttemptId]) -> None:
+        for attempt in attempts:
+            running = self.attempts.get(attempt)
+            if running is not None:
+                running.abort("aborted by the gateway")
+
+    def frames(self, gateway_id: str) -> AsyncIterator[list[TokenDelta]]:
+        return self.outbox.listen(gateway_id)
+
+    async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        return await self.decode.reserve(reservation)
+
+    async def announce(self, announcement: Announcement) -> None:
+        self.decode.announce(announcement)
+
+    async def cancel(self, source: Peer, attempt: AttemptId, reason: str) -> None:
+        self.decode.cancel(source.identity, attempt, reason)
+
+    async def release(self, release: LeaseRelease) -> LeaseVerdict:
+        return self.prefill.release(release)
+
+    async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
+        return self.leases.renew(holder, lease_ids)
+
+    async def describe(self) -> WorkerDescription:
+        parts = self.parts
+        return WorkerDescription(
+            parts.peers.me,
+            parts.facts.role,
+            parts.facts.fingerprint,
+            parts.receiver.transport.name,
+            parts.facts.transport_metadata,
+            parts.engine.cache.pool.generation,
+            parts.facts.num_blocks,
+        )
+
+    async def status(self) -> WorkerStatus:
+        return self.status_now()
+
+    def status_now(self) -> WorkerStatus:
+        return report(self)
+
+    # -- news from the engine ----------------------------------------------------------------
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        """Called on the event loop, once a step."""
+        for gateway_id, delta in outcome.deltas:
+            if self.attempts.get(delta.attempt) is not None:
+                self.outbox.put(gateway_id, delta)
+        for sequence in outcome.granted:
+            self.decode.on_granted(sequence)
+        for chunk in outcome.chunks:
+            running = self.attempts.get(chunk.sequence.attempt)
+            if running is None or running.sequence is not chunk.sequence:
+                self.prefill.discard(chunk)
+            else:
+                running.events.put_nowait(chunk)
+        for ended in outcome.ended:
+            self._on_ended(ended)
+
+    def _on_ended(self, ended: Ended) -> None:
+        sequence = ended.sequence
+        running = self.attempts.get(sequence.attempt)
+        if running is None:
+            return
+        if sequence.hands_off:
+            running.events.put_nowait(ended)  # its owner ends it
+            return
+        if ended.failure is not None and self.decode.on_ended(sequence, ended.failure):
+            return
+        name = ended.finish.value if ended.finish else ""
+        if ended.failure is not None:
+            name = ended.failure.kind.value
+            self._tell_failure(sequence, ended.failure)
+        self.attempts.end(sequence.attempt, name)
+
+    def _tell_failure(self, sequence: TokenSequence, failure: Failure) -> None:
+        delta = TokenDelta(sequence.attempt, len(sequence.tokens), failure=failure)
+        self.outbox.put(sequence.assignment.gateway_id, delta)
+
+    def _gateway_is_absent(self, gateway_id: str) -> None:
+        """Nobody can be told about these attempts: they end."""
+        orphans = [
+            running
+            for running in self.attempts.all()
+            if running.sequence.assignment.gateway_id == gateway_id
+        ]
+        if orphans:
+            logger.warning("gateway %s is gone; ending its %d attempts", gateway_id, len(orphans))
+        for running in orphans:
+            running.abort("the gateway is gone")
+
+    async def close(self) -> None:
+        for running in self.attempts.all():
+            running.abort("the worker stops")
+        await asyncio.sleep(0)
+        self.leases.close()
+        await self.parts.peers.close()
