@@ -1,11 +1,11 @@
 """The one place that chooses an implementation of each kernel for a device."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from segue.kernels import paged_attention, rms_norm, rope
+from segue.kernels import linear, paged_attention, rms_norm, rope
 from segue.kernels.paged_attention import AttentionPlan, ContextSlice, GenerationGroup
 from segue.kernels.paged_cache import LayerCache
 from segue.kernels.rope import Rotation
@@ -15,6 +15,8 @@ from segue.kernels.rope import Rotation
 class KernelSet:
     """One implementation of each kernel; the torch reference says what each must compute."""
 
+    pack_weight: Callable[[torch.Tensor], torch.Tensor]
+    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rotate: Callable[[torch.Tensor, Rotation], torch.Tensor]
     store: Callable[[LayerCache, torch.Tensor, AttentionPlan], None]
@@ -23,6 +25,8 @@ class KernelSet:
 
 
 REFERENCE = KernelSet(
+    pack_weight=linear.pack_weight,
+    linear=linear.linear,
     rms_norm=rms_norm.rms_norm,
     rotate=rope.rotate,
     store=paged_attention.store,
@@ -30,9 +34,12 @@ REFERENCE = KernelSet(
     generation_attention=paged_attention.generation_attention,
 )
 
+CPU = replace(REFERENCE, pack_weight=linear.pack_weight_cpu, linear=linear.linear_cpu)
+_BY_DEVICE = {"cpu": CPU, "cuda": REFERENCE}
+
 
 def kernels_for(device: torch.device) -> KernelSet:
     """The kernels of `device`. Raises ValueError for a kind of device that has none."""
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in _BY_DEVICE:
         raise ValueError(f"no kernels for device {device}")
-    return REFERENCE
+    return _BY_DEVICE[device.type]

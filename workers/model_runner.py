@@ -13,7 +13,7 @@ from segue.workers.batch import PackedBatch
 from segue.workers.models.llama import Llama
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.models.step import step_tensors
-from segue.workers.models.weights import load_weights
+from segue.workers.models.weights import Placement, load_weights
 
 _DTYPES = {
     "float32": torch.float32,
@@ -38,14 +38,14 @@ class ModelRunner:
     ) -> None:
         self.spec: ModelSpec = load_spec(folder, load_format=load_format, dummy_seed=dummy_seed)
         self.device = torch.device(device)
+        kernels = kernels_for(self.device)
         weights = load_weights(
             folder,
             self.spec,
-            dtype=_torch_dtype(dtype),
-            device=self.device,
+            Placement(_torch_dtype(dtype), self.device, kernels.pack_weight),
             dummy_seed=dummy_seed if load_format == "dummy" else None,
         )
-        self._model = Llama(self.spec, weights, kernels_for(self.device))
+        self._model = Llama(self.spec, weights, kernels)
         self._shape = replace(_shape(self.spec, block_size), num_blocks=num_blocks)
         # On a CPU the pages of `empty` cost nothing until a block is first written.
         self.kv_cache: torch.Tensor = torch.empty(

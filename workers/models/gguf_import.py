@@ -123,7 +123,8 @@ def _model_config(source: _Source, *, tied: bool) -> dict[str, Any]:
 
 def _generation_config(source: _Source) -> dict[str, Any]:
     get = source.metadata.get
-    ends = {get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    named = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = {int(token_id) for token_id in named if token_id is not None}
     return {
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted(ends),

@@ -33,9 +33,9 @@ class Llama:
             normed = norm(hidden, layer.input_norm, epsilon)
             hidden = hidden + self._attention(normed, layer, layer_cache, angles, step.plan)
             normed = norm(hidden, layer.post_attention_norm, epsilon)
-            hidden = hidden + _feed_forward(normed, layer)
+            hidden = hidden + self._feed_forward(normed, layer)
         wanted = norm(hidden.index_select(0, step.sampled), weights.final_norm, epsilon)
-        return functional.linear(wanted, weights.head)
+        return self._kernels.linear(wanted, weights.head)
 
     def _attention(
         self,
@@ -47,7 +47,7 @@ class Llama:
     ) -> torch.Tensor:
         spec, kernels = self._spec, self._kernels
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        projected = functional.linear(normed, layer.qkv).view(len(normed), -1, spec.head_dim)
+        projected = kernels.linear(normed, layer.qkv).view(len(normed), -1, spec.head_dim)
         rotated = kernels.rotate(projected[:, : heads + kv_heads], angles)
         query, keys = rotated[:, :heads], rotated[:, heads:]
         values = projected[:, heads + kv_heads :]
@@ -59,12 +59,12 @@ class Llama:
         for group in plan.generations:
             asking = query.index_select(0, group.tokens)
             attended[group.tokens] = kernels.generation_attention(asking, cache, group, kv_heads)
-        return functional.linear(attended.flatten(1), layer.attention_output)
+        return kernels.linear(attended.flatten(1), layer.attention_output)
 
-
-def _feed_forward(normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-    gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate) * up, layer.down)
+    def _feed_forward(self, normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        linear = self._kernels.linear
+        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+        return linear(functional.silu(gate) * up, layer.down)
 
 
 def rope_frequencies(spec: ModelSpec) -> torch.Tensor:

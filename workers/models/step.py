@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, islice
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 
@@ -41,7 +41,7 @@ def _moved(value: T, device: torch.device) -> T:
     elif is_dataclass(value) and not isinstance(value, type):
         changes = {item.name: _moved(getattr(value, item.name), device) for item in fields(value)}
         moved = replace(value, **changes)
-    return moved
+    return cast(T, moved)
 
 
 def step_tensors(
