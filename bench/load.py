@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 
 from segue.bench.measurement import Measurement
 
@@ -14,6 +14,7 @@ Send = Callable[[bytes, float], Awaitable[Measurement]]
 class LevelRun:
     concurrency: int
     wall_s: float
+    client_cpu_s: float  # of this process: near wall_s, the figures are the client's own
     measurements: tuple[Measurement, ...]
 
 
@@ -26,7 +27,7 @@ async def run_level(
     """Send all `bodies`, `concurrency` at a time; `send` gets the level's start on its clock."""
     waiting = iter(bodies)
     measurements: list[Measurement] = []
-    began = perf_counter()
+    began, cpu_began = perf_counter(), process_time()
 
     async def client() -> None:
         for body in waiting:
@@ -37,4 +38,5 @@ async def run_level(
     async with asyncio.TaskGroup() as clients:
         for _ in range(min(concurrency, len(bodies))):
             clients.create_task(client())
-    return LevelRun(concurrency, perf_counter() - began, tuple(measurements))
+    wall_s, cpu_s = perf_counter() - began, process_time() - cpu_began
+    return LevelRun(concurrency, wall_s, cpu_s, tuple(measurements))

@@ -23,6 +23,7 @@ from segue.bench.summary import Distribution, LevelSummary, first_of_each_kind
 SCHEMA = "segue.bench.serve"
 SCHEMA_VERSION = 1
 STATISTICS = ("mean", "p50", "p95", "p99")
+BUSY_CLIENT = 0.7  # of one core; beyond it the event loop delays what it measures
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -76,6 +77,16 @@ def failure_lines(result: ServeResult) -> list[str]:
         for label, failure in first_of_each_kind(run.measurements).items():
             lines.append(f"{where}: {labels.count(label)} x {label}, first: {failure.detail}")
     return lines
+
+
+def busy_client_lines(result: ServeResult) -> list[str]:
+    shares = ((run.concurrency, run.client_cpu_s / run.wall_s) for run in result.levels)
+    return [
+        f"concurrency {concurrency}: this client used {share:.0%} of a core; "
+        "the latencies are in part its own"
+        for concurrency, share in shares
+        if share > BUSY_CLIENT
+    ]
 
 
 def document(plan: ServePlan, result: ServeResult) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from rich.console import Console
 
 from segue.bench.openai_endpoint import EndpointName
 from segue.bench.serve_bench import ServePlan, ServeResult, run_serve_bench
-from segue.bench.serve_report import failure_lines, figures_table, progress_bar, to_json
+from segue.bench.serve_report import (
+    busy_client_lines,
+    failure_lines,
+    figures_table,
+    progress_bar,
+    to_json,
+)
 from segue.bench.summary import Objective
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.user_errors import told_to_the_user
@@ -91,6 +97,8 @@ def measure(plan: ServePlan, json_file: Path | None) -> ServeResult:
     output.print(figures_table(result))
     for line in failure_lines(result):
         errors.print(line, style="red", markup=False, highlight=False)
+    for line in busy_client_lines(result):
+        errors.print(line, style="yellow", markup=False, highlight=False)
     if json_file is not None:
         json_file.write_bytes(to_json(plan, result))
     return result
