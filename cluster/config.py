@@ -5,6 +5,7 @@ Unknown keys are refused with the nearest known name. The only module that reads
 
 import difflib
 import os
+import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -257,3 +258,19 @@ def cache_folder() -> Path:
     if explicit := os.environ.get("SEGUE_CACHE"):
         return Path(explicit)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
+
+
+def prepare_ray(*, own_cluster: bool) -> None:
+    """Set what Ray and gRPC read from the environment; what the user has set stays.
+
+    Must come before Ray is imported, which reads RAY_AUTH_MODE only then.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if not own_cluster:
+        return
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for setting in ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver"):
+        os.environ.setdefault(setting, "0")  # only the processes that are used

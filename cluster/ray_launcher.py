@@ -1,0 +1,325 @@
+"""Everything Segue asks of Ray: a cluster, worker actors, the controller actor. Its only importer.
+
+Workers are detached actors, so that they outlive a controller; the controller is an actor of the
+`segue serve` process and ends with it. Ray starts and ends processes; no request passes through.
+"""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+
+from segue.cluster.config import PoolConfig
+from segue.cluster.controller_host import ControllerHost
+from segue.cluster.errors import ConfigurationError, InternalError, Unavailable
+from segue.cluster.identity import WorkerIdentity
+from segue.cluster.launcher import ControllerSettings, LaunchState, Probe, WorkerSpec
+from segue.cluster.worker_host import WorkerHost
+
+logger = logging.getLogger(__name__)
+
+CONTROLLER_NAME = "segue-controller"
+WORKER_PREFIX = "segue-worker-"
+OBJECT_STORE_BYTES = 80_000_000  # about the least Ray accepts; nothing of ours goes through it
+CALL_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 10.0
+CONTROLLER_TIMEOUT_S = 60.0
+ENDINGS = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
+
+
+def start_ray(pools: Mapping[str, PoolConfig], namespace: str) -> None:
+    """Start a Ray cluster of this machine, with exactly what `pools` need; it ends with us.
+
+    Call it in the main thread: Ray's processes die with the thread that started them.
+    """
+    resources: dict[str, float] = {}
+    labels: dict[str, str] = {}
+    num_cpus, needs_gpu = 0.0, False
+    for name, pool in pools.items():
+        num_cpus += pool.num_replicas * pool.replica.num_cpus
+        needs_gpu = needs_gpu or pool.replica.num_gpus > 0
+        labels.update(pool.replica.label_selector)
+        for resource, amount in (pool.replica.resources or {name: 1.0}).items():
+            resources[resource] = resources.get(resource, 0.0) + pool.num_replicas * amount
+    _init(
+        num_cpus=max(1, math.ceil(num_cpus)),
+        num_gpus=None if needs_gpu else 0,
+        resources={name: amount for name, amount in resources.items() if amount},
+        labels=labels or None,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        namespace=namespace,
+    )
+
+
+def join_ray(address: str, namespace: str) -> None:
+    """Become a driver of a running cluster ("auto" or host:port). Raises ConfigurationError."""
+    _init(address=address, namespace=namespace)
+
+
+def leave_ray() -> None:
+    """End our own cluster, or our part in a joined one."""
+    ray.shutdown()
+
+
+def _init(**options: Any) -> None:
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ConfigurationError(f"Ray could not be started or joined: {error}") from error
+
+
+class WorkerActor(WorkerHost):
+    def __init__(self, entry: str, settings: str) -> None:
+        super().__init__(entry, settings, _node_ip())
+
+
+class ControllerActor(ControllerHost):
+    def __init__(self, settings_json: str, namespace: str) -> None:
+        settings = ControllerSettings.model_validate_json(settings_json)
+        super().__init__(
+            settings,
+            lambda: RayLauncher(namespace),
+            host=settings.host or _node_ip(),
+            restarted=bool(ray.get_runtime_context().was_current_actor_reconstructed),
+        )
+
+
+def _node_ip() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class _Life:
+    """What this launcher knows of one worker actor."""
+
+    needs: dict[str, float]
+    running: bool = False  # its process exists
+    ending: str = ""  # why it could not start
+    handle: Any = None
+    follower: asyncio.Task[None] | None = None
+
+
+class RayLauncher:
+    """A Launcher whose workers are detached actors named after their identity."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._lives: dict[WorkerIdentity, _Life] = {}
+
+    async def start(self, spec: WorkerSpec) -> None:
+        if spec.identity in self._lives:
+            return
+        replica = spec.replica
+        needs = {"CPU": replica.num_cpus, "GPU": replica.num_gpus, **spec.resources}
+        life = self._lives[spec.identity] = _Life({k: v for k, v in needs.items() if v})
+        options: dict[str, Any] = {
+            "name": _actor_name(spec.identity),
+            "namespace": self._namespace,
+            "lifetime": "detached",
+            "max_restarts": 0,
+            "max_concurrency": 4,
+            "num_cpus": replica.num_cpus,
+            "num_gpus": replica.num_gpus,
+            "resources": spec.resources,
+        }
+        if replica.label_selector:
+            options["label_selector"] = replica.label_selector
+        actor = ray.remote(WorkerActor).options(**options)
+        try:
+            handle = await _within(asyncio.to_thread(actor.remote, spec.entry, spec.settings))
+        except ValueError as error:  # the name is taken: that identity was started before
+            logger.info("%s: %s", spec.identity, error)
+            return
+        life.handle = handle
+        life.follower = asyncio.create_task(self._follow(spec.identity, life, handle))
+
+    async def probe(self, identity: WorkerIdentity) -> Probe:
+        life = self._lives.setdefault(identity, _Life({}, running=True))
+        handle = await self._find(identity)
+        if life.ending:
+            return Probe(LaunchState.GONE, life.ending)
+        if handle is None:
+            return Probe(LaunchState.GONE, await _ending_of(life.handle))
+        if life.running:
+            return Probe(LaunchState.RUNNING)
+        shortage = await _within(asyncio.to_thread(_shortage, life.needs))
+        return Probe(LaunchState.PENDING, shortage)
+
+    async def kill(self, identity: WorkerIdentity) -> bool:
+        """Once Ray has withdrawn the name it ends the process, within 5 s even a stopped one;
+        until then it does not give the worker's resources to anybody else."""
+        life = self._lives.pop(identity, None)
+        if life and life.follower:
+            life.follower.cancel()
+        deadline = asyncio.get_running_loop().time() + KILL_TIMEOUT_S
+        while (handle := await self._find(identity)) is not None:
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            ray.kill(handle, no_restart=True)
+            await asyncio.sleep(0.1)
+        return True
+
+    async def running(self) -> tuple[WorkerIdentity, ...]:
+        listed = await _within(asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True))
+        return tuple(
+            _identity_of(actor["name"])
+            for actor in listed
+            if actor["namespace"] == self._namespace and actor["name"].startswith(WORKER_PREFIX)
+        )
+
+    async def stop_all(self, grace_s: float) -> None:
+        identities = await self.running()
+        handles = [await self._find(identity) for identity in identities]
+        stops = asyncio.gather(
+            *(_answer(handle.stop.remote()) for handle in handles if handle is not None),
+            return_exceptions=True,
+        )
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stops, grace_s)
+        await asyncio.gather(*(self.kill(identity) for identity in identities))
+
+    async def _follow(self, identity: WorkerIdentity, life: _Life, handle: Any) -> None:
+        """See a new actor through its start. Not bounded here: the controller bounds it."""
+        try:
+            await handle.pid.remote()
+            life.running = True
+            life.ending = await handle.start.remote()
+        except ENDINGS as error:
+            life.ending = _obituary(error)
+        if life.ending:
+            logger.error("%s: %s", identity, life.ending)
+
+    async def _find(self, identity: WorkerIdentity) -> Any | None:
+        return await _find_actor(_actor_name(identity), self._namespace)
+
+
+class RayLocator:
+    """Finds the controller by its actor's name."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    async def address(self) -> str:
+        handle = await _find_actor(CONTROLLER_NAME, self._namespace)
+        if handle is None:
+            raise Unavailable(f"no controller in Ray namespace '{self._namespace}'")
+        try:
+            return str(await _within(handle.address.remote()))
+        except ENDINGS as error:
+            raise Unavailable(f"the controller is restarting: {_obituary(error)}") from error
+
+    async def gone(self) -> bool:
+        """Ray keeps the name while it restarts the controller, not after `segue serve` ended."""
+        return await _find_actor(CONTROLLER_NAME, self._namespace) is None
+
+
+class RayController:
+    """The driver's hold on the controller actor."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._handle: Any = None
+
+    async def start(self, settings: ControllerSettings) -> None:
+        """Return once it serves. Raises ConfigurationError if the namespace is taken."""
+        actor = ray.remote(ControllerActor).options(
+            name=CONTROLLER_NAME,
+            namespace=self._namespace,
+            max_restarts=-1,
+            max_concurrency=32,
+            num_cpus=0,
+        )
+        try:
+            self._handle = actor.remote(settings.model_dump_json(), self._namespace)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"a deployment runs already in Ray namespace '{self._namespace}'"
+            ) from error
+        try:
+            await _within(self._handle.address.remote(), CONTROLLER_TIMEOUT_S)
+        except ENDINGS as error:
+            raise InternalError(f"the controller did not start: {_obituary(error)}") from error
+
+    async def stop(self, grace_s: float) -> None:
+        """End all workers, then the controller; a controller that is dead is done without."""
+        try:
+            await _within(self._handle.stop.remote(grace_s), grace_s + 2 * KILL_TIMEOUT_S)
+        except (Unavailable, *ENDINGS) as error:
+            logger.warning("the controller could not stop its workers: %s", error)
+            await RayLauncher(self._namespace).stop_all(0.0)
+        ray.kill(self._handle, no_restart=True)
+
+
+async def _find_actor(name: str, namespace: str) -> Any | None:
+    """None: Ray holds no living actor of that name."""
+    try:
+        return await _within(asyncio.to_thread(ray.get_actor, name, namespace))
+    except ValueError:
+        return None
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference
+
+
+async def _within(answer: Any, seconds: float = CALL_TIMEOUT_S) -> Any:
+    """Wait for Ray, in words of ours: raises Unavailable when it is late or out of reach."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise Unavailable(f"Ray did not answer within {seconds:.0f} s") from None
+    except (ray.exceptions.RaySystemError, ray.exceptions.RpcError) as error:
+        raise Unavailable(f"Ray can not be reached: {error}") from error
+
+
+def _actor_name(identity: WorkerIdentity) -> str:
+    return f"{WORKER_PREFIX}{identity.worker_id}-{identity.incarnation}"
+
+
+def _identity_of(actor_name: str) -> WorkerIdentity:
+    worker_id, _, incarnation = actor_name.removeprefix(WORKER_PREFIX).rpartition("-")
+    return WorkerIdentity(worker_id, incarnation)
+
+
+def _shortage(needs: Mapping[str, float]) -> str:
+    """What a pending actor waits for."""
+    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    absent = {name: n for name, n in needs.items() if total.get(name, 0.0) < n}
+    taken = {name: n for name, n in needs.items() if free.get(name, 0.0) < n}
+    if absent:
+        return f"waiting for a node with {_listed(absent)}"
+    return f"waiting for resources {_listed(taken)}" if taken else "its process is being started"
+
+
+def _listed(amounts: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in amounts.items()) + "}"
+
+
+async def _ending_of(handle: Any) -> str:
+    """How a dead actor ended, if Ray still tells."""
+    if handle is not None:
+        try:
+            await _within(handle.pid.remote(), 1.0)
+        except ENDINGS as error:
+            return _obituary(error)
+        except Unavailable:
+            pass
+    return "its process is gone"
+
+
+def _obituary(error: Exception) -> str:
+    """Ray's account of an actor's end, in one line."""
+    text = " ".join(str(error).split())
+    told = re.search(r"Worker exit detail: (.+?\.)(?: |$)", text)
+    return told.group(1) if told else text[:300]

@@ -1,0 +1,138 @@
+"""The control plane on a real Ray cluster of this machine; one cluster for the whole module."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from segue.cluster.config import PoolConfig, parse_config, prepare_ray
+from segue.cluster.errors import ConfigurationError
+from segue.cluster.fleet import FleetView
+from segue.cluster.identity import WorkerIdentity, new_incarnation
+from segue.cluster.launcher import ControllerSettings, LaunchState, WorkerSpec
+from segue.cluster.rpc.fleet_watcher import FleetWatcher
+
+TOKEN = "a-token-of-this-test"
+NAMESPACE = "segue-test"
+CONFIG = {
+    "pools": {
+        "prefill": {"role": "prefill", "replica": {"num_cpus": 0.5}},
+        "decode": {"role": "decode", "replica": {"num_cpus": 0.5}},
+    },
+    "control": {"heartbeat_s": 0.2, "suspect_after_s": 1.5, "dead_after_s": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Any]:
+    """The module of the launcher, with a cluster running."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+            patch.delenv(name, raising=False)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        prepare_ray(own_cluster=True)
+        import segue.cluster.ray_launcher as ray_launcher
+
+        ray_launcher.start_ray(parse_config(CONFIG).pools, NAMESPACE)
+        yield ray_launcher
+        ray_launcher.leave_ray()
+
+
+def settings(**change: Any) -> ControllerSettings:
+    return ControllerSettings.model_validate(
+        {
+            "config": CONFIG,
+            "model_folder": "",
+            "cluster_token": TOKEN,
+            "locator": {"kind": "ray", "namespace": NAMESPACE},
+            "host": "127.0.0.1",
+            "worker_entry": "dummy_worker:DummyWorker",
+            **change,
+        }
+    )
+
+
+def pids(view: FleetView) -> dict[str, int]:
+    return {worker.identity.worker_id: worker.pid for worker in view.workers}
+
+
+def both_ready(view: FleetView) -> bool:
+    return len(view.ready_workers()) == 2
+
+
+async def test_two_pools_survive_a_worker_and_the_controller(launcher: Any) -> None:
+    controller = launcher.RayController(NAMESPACE)
+    await controller.start(settings())
+    with pytest.raises(ConfigurationError, match=NAMESPACE):
+        await launcher.RayController(NAMESPACE).start(settings())
+    locator = launcher.RayLocator(NAMESPACE)
+    watcher = FleetWatcher(locator, TOKEN)
+    following = asyncio.create_task(watcher.run())
+    try:
+        await watcher.wait_until(both_ready, 40)
+        first = pids(watcher.view)
+        assert set(first) == {"prefill-0", "decode-0"}
+
+        os.kill(first["decode-0"], signal.SIGKILL)
+        await watcher.wait_until(lambda view: not both_ready(view), 3)
+        await watcher.wait_until(both_ready, 20)
+        second = pids(watcher.view)
+        assert second["prefill-0"] == first["prefill-0"]
+        assert second["decode-0"] != first["decode-0"]
+
+        life = watcher.view.controller_incarnation
+        os.kill(controller_pid(), signal.SIGKILL)
+        await watcher.wait_until(
+            lambda view: view.controller_incarnation != life and both_ready(view), 30
+        )
+        assert pids(watcher.view) == second
+        assert not await locator.gone()
+    finally:
+        await controller.stop(2.0)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert await launcher.RayLauncher(NAMESPACE).running() == ()
+    assert await locator.gone()
+    assert not any(psutil.pid_exists(pid) for pid in second.values())
+
+
+def controller_pid() -> int:
+    """Ray's own children carry the actor's name in their title."""
+    titles = {p.pid: p.name() + " ".join(p.cmdline()) for p in psutil.Process().children(True)}
+    return next(pid for pid, title in titles.items() if "ray::ControllerActor" in title)
+
+
+def spec(pool: PoolConfig, entry: str) -> WorkerSpec:
+    identity = WorkerIdentity("decode-0", new_incarnation())
+    plan = settings(worker_entry=entry).worker("decode", identity)
+    return WorkerSpec(identity, "decode", "decode", pool.replica, entry, plan.settings)
+
+
+async def test_a_failed_start_is_told(launcher: Any) -> None:
+    starter = launcher.RayLauncher(NAMESPACE)
+    failing = spec(PoolConfig(role="decode"), "dummy_worker:BrokenWorker")
+    await starter.start(failing)
+    await starter.start(failing)  # the same identity again: nothing happens
+    assert await starter.running() == (failing.identity,)
+    async with asyncio.timeout(20):
+        while (probe := await starter.probe(failing.identity)).state is not LaunchState.GONE:
+            await asyncio.sleep(0.1)
+    assert probe.reason == "RuntimeError: no such device: cuda:9"
+    assert await starter.kill(failing.identity)
+    assert await starter.running() == ()
+
+
+async def test_what_a_pending_worker_waits_for_is_told(launcher: Any) -> None:
+    starter = launcher.RayLauncher(NAMESPACE)
+    pool = PoolConfig.model_validate({"role": "decode", "replica": {"resources": {"decode": 7}}})
+    greedy = spec(pool, "dummy_worker:DummyWorker")
+    await starter.start(greedy)
+    probe = await starter.probe(greedy.identity)
+    assert probe.state is LaunchState.PENDING
+    assert probe.reason == "waiting for a node with {decode: 7}"
+    assert await starter.kill(greedy.identity)
