@@ -93,9 +93,12 @@ class AttemptFailed(InternalError):
     """One attempt ended without an answer."""
 
     def __init__(self, failure: FailureKind, message: str, *, retryable: bool = True) -> None:
-        super().__init__(f"{failure}: {message}")
+        super().__init__(message)
         self.failure = failure
         self.retryable = retryable
+
+    def __str__(self) -> str:
+        return f"{self.failure}: {self.message}"
 
 
 class TransferError(InternalError):

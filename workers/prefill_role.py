@@ -215,13 +215,21 @@ class PrefillRole:
                 self.discard(event)
 
     async def _cancel(self, sequence: Sequence, decode: Peer, reason: str) -> None:
-        """Tell the other half at once; its Release, or the lease's end, frees the blocks."""
+        """Tell the other half at once; its Release frees the blocks.
+
+        If it does not answer, the lease ends here and now: should it still be reading, the fence
+        makes it throw away what it read.
+        """
         try:
             await self._peers.client(decode).cancel(
                 self._peers.me, sequence.attempt, reason, deadline_s=CANCEL_SECONDS
             )
         except SegueError as error:
             logger.info("could not cancel %s at %s: %s", sequence.attempt, decode.identity, error)
+            generation = self._leases.generation
+            self._leases.release(
+                LeaseRelease(sequence.lease_id, sequence.attempt, generation, completed=False)
+            )
 
     def _report(self, sequence: Sequence, error: SegueError) -> str:
         failure = (

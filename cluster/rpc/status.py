@@ -68,7 +68,6 @@ def to_status(error: SegueError) -> RpcStatus:
     if isinstance(error, AttemptFailed):
         extra.append((FAILURE_KEY, error.failure.value))
         extra.append((RETRYABLE_KEY, "1" if error.retryable else "0"))
-        message = message.removeprefix(f"{error.failure}: ")
     return RpcStatus(_CODES[known], message[:MAX_DETAILS], tuple(extra))
 
 
