@@ -70,7 +70,7 @@ def plan_requests(
     name = uuid.uuid4().hex  # never the client's: two requests must not meet in the workers
     eos = frozenset[int]() if body.ignore_eos else card.eos_token_ids
     requests: list[GenerationRequest] = []
-    for prompt in prompts:
+    for first, prompt in zip(range(0, len(prompts) * n, n), prompts, strict=True):
         stop = StopRule(
             max_tokens=_max_tokens(body, len(prompt), card),
             min_tokens=body.min_tokens or 0,
@@ -80,7 +80,7 @@ def plan_requests(
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         requests += (
             GenerationRequest(
-                request_id=f"{name}-{len(requests) + j}",
+                request_id=f"{name}-{first + j}",
                 prompt_token_ids=prompt,
                 sampling=_sampling(body, card, sample_seed(seed, j)),
                 stop=stop,

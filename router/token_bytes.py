@@ -22,7 +22,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._to_bytes = _piece_decoder(json.loads(tokenizer.to_str())["decoder"])
+        self._to_bytes = _piece_decoder(_decoder_steps(tokenizer))
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table: dict[int, bytes] = {}
@@ -37,8 +37,16 @@ class TokenBytes:
         return known
 
 
-def _piece_decoder(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    steps = [] if decoder is None else decoder.get("decoders", [decoder])
+def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The decoder as tokenizer.json spells it, without writing out the vocabulary again."""
+    decoder = tokenizer.decoder
+    if decoder is None:
+        return []
+    spec: dict[str, Any] = json.loads(decoder.__getstate__())
+    return [*spec.get("decoders", [spec])]
+
+
+def _piece_decoder(steps: list[dict[str, Any]]) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
