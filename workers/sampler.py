@@ -16,9 +16,11 @@ from segue.cluster.counter_rng import uniform
 from segue.cluster.errors import InternalError
 from segue.cluster.request import SamplingParams
 
-# How many of the likeliest tokens are looked at before the whole vocabulary is sorted.
-PREFIX_TOKENS = (256, 4096)
+# Only tokens at most this far behind the likeliest (in units of the temperature) are sorted at
+# first: with weight e**-5 they are few, and they mostly hold nearly all of the mass.
+PREFIX_DEPTHS = (5.0, 10.0)
 
+Logits = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
@@ -42,6 +44,9 @@ class _Ranking:
     ids: Ids
     weights: Floats
 
+    def first(self, count: int) -> "_Ranking":
+        return _Ranking(self.ids[:count], self.weights[:count])
+
 
 class InvalidLogits(InternalError, ValueError):
     """The logits of `rows` hold NaN or infinity, or forbid every token."""
@@ -62,12 +67,18 @@ def sample(logits: torch.Tensor, specs: Sequence[SamplingRow]) -> list[int]:
         return []
     _check(logits, specs)
     tokens = _argmax(logits)
-    for row, spec in enumerate(specs):
-        if spec.forbidden:
-            tokens[row] = _sample_row(_mask(logits[row], spec.forbidden), spec)
-        elif spec.params.temperature > 0:
-            tokens[row] = _sample_row(logits[row], spec)
+    special = [row for row, spec in enumerate(specs) if _needs_more_than_argmax(spec)]
+    if special:
+        # Without a copy on the CPU; a GPU hands over the rows it must in one transfer.
+        on_cpu = logits.device.type == "cpu"
+        values = (logits if on_cpu else logits[special].cpu()).detach().numpy()
+        for index, row in enumerate(special):
+            tokens[row] = _sample_row(values[row if on_cpu else index], specs[row])
     return tokens
+
+
+def _needs_more_than_argmax(spec: SamplingRow) -> bool:
+    return spec.params.temperature > 0 or bool(spec.forbidden)
 
 
 def _check(logits: torch.Tensor, specs: Sequence[SamplingRow]) -> None:
@@ -97,26 +108,25 @@ def _argmax(logits: torch.Tensor) -> list[int]:
     return [int(index) for index in logits.argmax(dim=1).tolist()]
 
 
-def _mask(row: torch.Tensor, forbidden: frozenset[int]) -> torch.Tensor:
-    tokens = [token for token in forbidden if 0 <= token < row.shape[0]]
-    return row.index_fill(0, torch.tensor(tokens, device=row.device), -torch.inf)
-
-
-def _sample_row(row: torch.Tensor, spec: SamplingRow) -> int:
+def _sample_row(row: Logits, spec: SamplingRow) -> int:
     params = spec.params
+    if spec.forbidden:
+        row = row.copy()
+        row[[token for token in spec.forbidden if 0 <= token < len(row)]] = -np.inf
     if params.temperature <= 0:
-        return _argmax(row[None])[0]
+        return int(row.argmax())
     point = uniform(params.seed, spec.position)
-    vocabulary = row.shape[0]
-    if 0 < params.top_k < vocabulary:
-        return _draw_complete(_largest(row, params.top_k, params.temperature), params, point)
-    mass = _mass(row, params.temperature)
-    for count in PREFIX_TOKENS:
-        if count < vocabulary:
-            token = _draw_from_prefix(_largest(row, count, params.temperature), mass, params, point)
+    mass = 0.0 if params.top_k else _mass(row, params.temperature)
+    for depth in PREFIX_DEPTHS:
+        ranking = _rank(row, params.temperature, depth)
+        if 0 < params.top_k <= len(ranking.ids):
+            return _draw_complete(ranking.first(params.top_k), params, point)
+        if params.top_k == 0:
+            token = _draw_from_prefix(ranking, mass, params, point)
             if token is not None:
                 return token
-    return _draw_complete(_largest(row, vocabulary, params.temperature), params, point)
+    everything = _rank(row, params.temperature, float("inf"))
+    return _draw_complete(everything.first(params.top_k or len(row)), params, point)
 
 
 def _draw_complete(ranking: _Ranking, params: SamplingParams, point: float) -> int:
@@ -140,9 +150,9 @@ def _draw_from_prefix(
         kept = min(kept, _num_nucleus(cumulative, params.top_p * mass))
     if kept < size or (params.top_p < 1.0 and cumulative[-1] >= params.top_p * mass):
         return _invert(ranking, cumulative, kept, point)
-    if params.top_p < 1.0 or params.min_p > 0.0 or cumulative[-1] <= point * mass:
-        return None
-    return int(ranking.ids[np.searchsorted(cumulative, point * mass, side="right")])
+    if params.top_p == 1.0 and params.min_p == 0.0 and cumulative[-1] > point * mass:
+        return int(ranking.ids[np.searchsorted(cumulative, point * mass, side="right")])
+    return None
 
 
 def _num_nucleus(cumulative: Floats, mass: float) -> int:
@@ -160,24 +170,22 @@ def _invert(ranking: _Ranking, cumulative: Floats, kept: int, point: float) -> i
     return int(ranking.ids[min(int(np.searchsorted(cumulative, target, side="right")), kept - 1)])
 
 
-def _mass(row: torch.Tensor, temperature: float) -> float:
-    return float(((row - row.amax()) / temperature).exp_().sum(dtype=torch.float64))
+def _mass(row: Logits, temperature: float) -> float:
+    """The weight of all tokens together."""
+    with np.errstate(all="ignore"):  # extreme temperatures, as in _rank
+        scaled = (row - row.max()) / np.float32(temperature)
+        return float(np.exp(scaled).sum(dtype=np.float64))
 
 
-def _largest(row: torch.Tensor, count: int, temperature: float) -> _Ranking:
-    """The `count` likeliest tokens."""
-    vocabulary = row.shape[0]
-    if count < vocabulary:
-        top_values, top_ids = row.topk(count + 1)
-        if bool(top_values[-2] == top_values[-1]):
-            # Which of the equal ones topk chose is up to it: collect them all.
-            top_ids = (row >= top_values[-1]).nonzero()[:, 0]
-            top_values = row[top_ids]
-        ids, values = top_ids.cpu().numpy(), top_values.cpu().numpy()
-    else:
-        ids, values = np.arange(vocabulary), row.cpu().numpy()
-    order = np.lexsort((ids, -values))[:count]
-    ranked = values[order].astype(np.float64)
-    with np.errstate(over="ignore"):  # a tiny temperature: all weights but the first become 0
+def _rank(row: Logits, temperature: float, depth: float) -> _Ranking:
+    """All tokens whose weight is at least about e**-depth: a prefix of the whole order.
+
+    Equal logits are all in it or all not, so that the order among them is by index everywhere.
+    """
+    with np.errstate(over="ignore"):  # extreme temperatures: infinitely far is far enough
+        ids = np.flatnonzero(row >= row.max() - np.float32(temperature * depth))
+        values = row[ids]
+        order = np.argsort(-values, kind="stable")  # ids rise, so equals stay in their order
+        ranked = values[order].astype(np.float64)
         weights = np.exp((ranked - ranked[0]) / temperature)
     return _Ranking(ids[order], weights)
