@@ -1,0 +1,119 @@
+"""An engine on a fake model, for tests of what surrounds the model."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from segue.cluster.block_hash import KeyScope
+from segue.cluster.handoff import Assignment
+from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
+from segue.workers.batch import PackedBatch
+from segue.workers.engine import Engine, StepOutcome
+from segue.workers.kvcache.block_pool import BlockPool
+from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.scheduler.microbatch import StepBudget
+from segue.workers.scheduler.scheduler import Scheduler
+from segue.workers.sequence import Sequence as TokenSequence
+from segue.workers.step_execution import StepExecution
+
+VOCABULARY = 97
+PEER = Peer(WorkerIdentity("decode-0", "00ff"), "127.0.0.1:1")
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the fake model says after `tokens`: depends on the last token and the position."""
+    return (tokens[-1] * 7 + len(tokens) * 3 + 1) % VOCABULARY
+
+
+class FakeRunner:
+    """Greedy logits for `next_token`, computed from what is in its own paged token store.
+
+    Reading a slot that was never written for this sequence gives a wrong answer, as in a real
+    cache: the fake stores each token at (block, slot) and reads the last one back from there.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots = [[-1] * block_size for _ in range(num_blocks)]
+        self.batches: list[PackedBatch] = []
+        self.poison: set[int] = set()  # token ids that raise
+        self.not_finite: set[int] = set()  # last tokens whose logits are NaN
+
+    def execute(self, batch: PackedBatch) -> torch.Tensor:
+        self.batches.append(batch)
+        rows = []
+        for piece in batch.slices:
+            if self.poison & set(piece.token_ids):
+                raise ValueError("a token that the model cannot take")
+            for offset, token in enumerate(piece.token_ids):
+                block, slot = divmod(piece.start + offset, self.block_size)
+                self.slots[piece.block_ids[block]][slot] = token
+            if piece.samples:
+                seen = [
+                    self.slots[piece.block_ids[p // self.block_size]][p % self.block_size]
+                    for p in range(piece.end)
+                ]
+                row = torch.zeros(VOCABULARY)
+                row[next_token(seen)] = 1.0
+                if seen[-1] in self.not_finite:
+                    row[0] = float("nan")
+                rows.append(row)
+        return torch.stack(rows) if rows else torch.zeros(0, VOCABULARY)
+
+
+def make_scheduler(
+    num_blocks: int = 32,
+    block_size: int = 4,
+    *,
+    max_num_seqs: int = 8,
+    max_tokens: int = 32,
+    chunk: int = 8,
+    reuse: bool = True,
+) -> Scheduler:
+    cache = KVCache(
+        BlockPool(num_blocks), block_size, KeyScope("m", "float32", block_size, "p"), reuse
+    )
+    return Scheduler(cache, StepBudget(max_tokens, chunk, block_size), max_num_seqs)
+
+
+def make_sequence(
+    name: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    attempt: int = 1,
+    produced: Sequence[int] = (),
+    salt: str = "",
+    decode_peer: Peer | None = None,
+    source: Peer | None = None,
+    deadline: float = 1e9,
+    stop: frozenset[int] = frozenset(),
+) -> TokenSequence:
+    request = GenerationRequest(
+        name,
+        tuple(prompt),
+        SamplingParams(temperature=0.0),
+        StopRule(max_tokens, 0, stop),
+        salt,
+    )
+    assignment = Assignment(request, attempt, tuple(produced), "gateway", 60.0)
+    return TokenSequence(assignment, deadline, decode_peer, source, lease_id=f"lease-{name}")
+
+
+def make_engine(
+    scheduler: Scheduler,
+    runner: FakeRunner,
+    on_outcome: Callable[[StepOutcome], None],
+) -> Engine:
+    def checksum(block_ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(hash(tuple(runner.slots[block_id])) % 2**32 for block_id in block_ids)
+
+    return Engine(scheduler, StepExecution(runner, checksum), on_outcome)
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
