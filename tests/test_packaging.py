@@ -58,3 +58,10 @@ def test_the_package_is_typed_and_knows_its_version() -> None:
     assert (ROOT / "src" / "segue" / "py.typed").exists()
     text = (ROOT / "src" / "segue" / "__init__.py").read_text()
     assert f'__version__ = "{project()["version"]}"' in text
+
+
+def test_pyright_checks_every_folder() -> None:
+    """It does not follow links, so it must be told the folders they lead to."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    links = [path.name for path in (ROOT / "src" / "segue").iterdir() if path.is_symlink()]
+    assert sorted(table["include"]) == sorted([*links, "tests"])
