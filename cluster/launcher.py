@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
@@ -26,8 +26,8 @@ class LocatorConfig(Section):
     """How a process finds the controller again after either of them was restarted."""
 
     kind: Literal["ray", "static"]
-    namespace: str = Field("", description="kind ray: where the controller actor is named")
-    address: str = Field("", description="kind static: host:port")
+    namespace: Annotated[str, Field(description="kind ray: of the controller actor")] = ""
+    address: Annotated[str, Field(description="kind static: host:port")] = ""
 
 
 class WorkerSettings(Section):
@@ -44,7 +44,7 @@ class WorkerSettings(Section):
     model_folder: str
     cluster_token: str = Field(repr=False, min_length=16)
     locator: LocatorConfig
-    host: str = Field("", description="address to listen on; empty: the launcher fills it in")
+    host: Annotated[str, Field(description="to listen on; empty: the launcher fills it in")] = ""
 
     @property
     def identity(self) -> WorkerIdentity:

@@ -50,6 +50,7 @@ def start_ray(pools: Mapping[str, PoolConfig], namespace: str) -> None:
         for resource, amount in (pool.replica.resources or {name: 1.0}).items():
             resources[resource] = resources.get(resource, 0.0) + pool.num_replicas * amount
     _init(
+        address="local",  # else RAY_ADDRESS would have a say
         num_cpus=max(1, math.ceil(num_cpus)),
         num_gpus=None if needs_gpu else 0,
         resources={name: amount for name, amount in resources.items() if amount},

@@ -1,0 +1,45 @@
+"""Tells the operator, one line a change, what happens in the fleet."""
+
+import logging
+from collections.abc import Callable
+
+from segue.cluster.fleet import FleetView, WorkerState
+from segue.cluster.identity import WorkerIdentity
+from segue.router.generation import Readiness
+
+logger = logging.getLogger(__name__)
+
+_LOUD = {WorkerState.SUSPECT, WorkerState.DEAD}
+
+
+class FleetLog:
+    """`observe` takes every view; only differences are logged."""
+
+    def __init__(self, readiness: Callable[[], Readiness], serving: str) -> None:
+        self._readiness = readiness
+        self._serving = serving
+        self._told: dict[WorkerIdentity, tuple[WorkerState, str]] = {}
+        self._ready: bool | None = None
+
+    def observe(self, view: FleetView) -> None:
+        for worker in view.workers:
+            now = (worker.state, worker.reason)
+            if self._told.get(worker.identity) == now:
+                continue
+            self._told[worker.identity] = now
+            what = f"{worker.identity.worker_id} {worker.state.value}"
+            if worker.state is WorkerState.READY:
+                what += f" (pid {worker.pid})"
+            level = logging.WARNING if worker.state in _LOUD else logging.INFO
+            logger.log(level, "%s", what + (f": {worker.reason}" if worker.reason else ""))
+        current = {worker.identity for worker in view.workers}
+        self._told = {who: told for who, told in self._told.items() if who in current}
+        self._observe_readiness()
+
+    def _observe_readiness(self) -> None:
+        state = self._readiness()
+        if state.ready and not self._ready:
+            logger.info("ready: %s", self._serving)
+        elif self._ready and not state.ready:
+            logger.warning("not ready: %s", state.reason)
+        self._ready = state.ready

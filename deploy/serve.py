@@ -1,0 +1,251 @@
+"""Composition root of `segue serve`: model, Ray, controller, fleet view, journeys, gateway."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from segue.cluster.config import SegueConfig, cache_folder, load_config, parse_config, prepare_ray
+from segue.cluster.errors import ConfigurationError
+from segue.cluster.identity import new_incarnation
+from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
+from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.deploy.fleet_log import FleetLog
+from segue.router.fleet import readiness, status_report
+from segue.router.gateway import create_app
+from segue.router.generation import Generator, ModelCard, Readiness
+from segue.router.journey import Journeys
+from segue.router.links import WorkerLinks
+
+logger = logging.getLogger("segue")
+
+LOOPBACK = "127.0.0.1"
+DRAIN_SECONDS = 30  # for the answers under way after the first Ctrl-C
+STOP_WORKERS_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The command line; None leaves what the configuration file says."""
+
+    config_file: Path | None = None
+    address: str | None = None  # of a Ray cluster to join
+    host: str | None = None
+    port: int | None = None
+    namespace: str = "segue"
+
+
+def run_server(options: ServeOptions) -> None:
+    """Serve until told to stop. Raises ConfigurationError if that can not be done."""
+    configure_logging()
+    config = effective_config(options)
+    with bound_socket(config.gateway.host, config.gateway.port) as listener:
+        folder = model_folder(config)
+        with ray_cluster(options, config):
+            Deployment(config, folder, options).run(listener)
+
+
+def configure_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logger.setLevel(logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def effective_config(options: ServeOptions) -> SegueConfig:
+    """The file, with what the command line says put in its place."""
+    config = load_config(options.config_file)
+    data = config.model_dump()
+    for name, value in (("host", options.host), ("port", options.port)):
+        if value is not None:
+            data["gateway"][name] = value
+    return parse_config(data, "command line")
+
+
+@contextmanager
+def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """Hold the gateway's port from the start: a port that is taken is told before Ray starts."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        yield listener
+
+
+def model_folder(config: SegueConfig) -> Path:
+    """Find the model, converting it if need be (minutes for a large GGUF file)."""
+    from segue.workers.models.folder import resolve_model
+
+    began = time.monotonic()
+    logger.info("model %s", config.model.path)
+    folder = resolve_model(config.model, cache_folder())
+    logger.info("model ready in %s (%.1f s)", folder, time.monotonic() - began)
+    return folder
+
+
+@contextmanager
+def ray_cluster(options: ServeOptions, config: SegueConfig) -> Iterator[None]:
+    """A Ray cluster of our own that ends with us, or a part in a running one.
+
+    Entered in the main thread, which must outlive the cluster. Ray is imported in here, because
+    what it reads from the environment must be set before.
+    """
+    prepare_ray(own_cluster=options.address is None)
+    from segue.cluster.ray_launcher import join_ray, leave_ray, start_ray
+
+    began = time.monotonic()
+    if options.address is None:
+        logger.info("starting Ray")
+        start_ray(config.pools, options.namespace)
+    else:
+        logger.info("joining Ray at %s", options.address)
+        join_ray(options.address, options.namespace)
+    logger.info("Ray ready (%.1f s)", time.monotonic() - began)
+    try:
+        yield
+    finally:
+        leave_ray()
+        logger.info("stopped")
+
+
+def model_card(config: SegueConfig, folder: Path) -> ModelCard:
+    from segue.workers.models.spec import load_spec
+
+    spec = load_spec(folder, load_format=config.model.load_format)
+    return ModelCard(
+        id=config.model.served_name,
+        max_model_len=config.model.max_model_len or spec.max_position_embeddings,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        bos_token_id=spec.bos_token_id,
+        created=int(time.time()),
+        root=config.model.path,
+        default_temperature=spec.default_temperature,
+        default_top_p=spec.default_top_p,
+        default_top_k=spec.default_top_k,
+    )
+
+
+def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLinks) -> Generator:
+    """The one place that says who runs requests: journeys over the fleet."""
+    timeout_s = config.gateway.admission.request_timeout_s
+    return Journeys(watcher, links, config.gateway.recovery, timeout_s)
+
+
+class GatewayServer(uvicorn.Server):
+    """Leaves signals to the Deployment."""
+
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+class Deployment:
+    """One `segue serve`: what runs in its event loop, and how it ends."""
+
+    def __init__(self, config: SegueConfig, folder: Path, options: ServeOptions) -> None:
+        self._config = config
+        self._folder = folder
+        self._namespace = options.namespace
+        self._local = options.address is None
+        self._token = secrets.token_hex(32)
+        self._locator = LocatorConfig(kind="ray", namespace=options.namespace)
+        self._watcher = FleetWatcher(open_locator(self._locator), self._token)
+        self._stops_asked = 0
+
+    def run(self, listener: socket.socket) -> None:
+        asyncio.run(self._run(listener))
+
+    async def _run(self, listener: socket.socket) -> None:
+        from segue.cluster.ray_launcher import RayController
+
+        links = WorkerLinks(f"gateway-{new_incarnation()}", self._token)
+        server = self._gateway(listener, links)
+        self._obey_signals(server)
+        controller = RayController(self._namespace)
+        await controller.start(self._controller_settings())
+        following = asyncio.create_task(self._watcher.run(), name="fleet view")
+        try:
+            serving = asyncio.create_task(server.serve(sockets=[listener]), name="gateway")
+            await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
+            if following.done():  # nobody would notice the fleet change any more
+                server.should_exit = True
+                await serving
+                following.result()
+            await serving
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await links.close()
+            logger.info("stopping workers")
+            await controller.stop(STOP_WORKERS_SECONDS if self._stops_asked < 2 else 0.0)
+
+    def _gateway(self, listener: socket.socket, links: WorkerLinks) -> GatewayServer:
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        card = model_card(self._config, self._folder)
+        app = create_app(
+            generator=build_generator(self._config, self._watcher, links),
+            card=card,
+            model_folder=self._folder,
+            config=self._config.gateway,
+            readiness=self._readiness,
+            metrics_text=self._metrics_text,
+            status=self._status,
+        )
+        self._watcher.on_change(FleetLog(self._readiness, f"{url}/v1 as {card.id}").observe)
+        logger.info("serving %s", url)
+        return GatewayServer(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
+        )
+
+    def _controller_settings(self) -> ControllerSettings:
+        return ControllerSettings(
+            config=self._config,
+            model_folder=str(self._folder),
+            cluster_token=self._token,
+            locator=self._locator,
+            host=LOOPBACK if self._local else "",
+        )
+
+    def _obey_signals(self, server: GatewayServer) -> None:
+        def stop(name: str) -> None:
+            self._stops_asked += 1
+            server.should_exit = True
+            if self._stops_asked == 1:
+                logger.info("%s: finishing what is under way; again: at once", name)
+            else:
+                server.force_exit = True
+
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, stop, signum.name)
+
+    def _readiness(self) -> Readiness:
+        return readiness(self._watcher.view, self._watcher.age_seconds, self._watcher.trouble)
+
+    async def _status(self) -> dict[str, object]:
+        return status_report(self._watcher.view, self._watcher.age_seconds, self._watcher.trouble)
+
+    async def _metrics_text(self) -> bytes:
+        return b""

@@ -1,0 +1,125 @@
+"""`segue status`: the gateway's fleet view as tables, or as JSON."""
+
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from segue.cluster.errors import Unavailable
+from segue.deploy.user_errors import told_to_the_user
+
+TIMEOUT_S = 10.0
+TABLE_WIDTH = 180  # where no terminal says how wide it is
+NOT_READY_EXIT = 1
+_STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "dead": "red"}
+
+
+def status(
+    url: Annotated[str, typer.Option(help="the gateway")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(help="sent as a bearer token")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="print the gateway's answer as JSON")
+    ] = False,
+) -> None:
+    """Show pools and workers of a running deployment. Exit code 1 if it is not ready."""
+    with told_to_the_user():
+        report = fetch_status(url, api_key)
+    if json:
+        print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+    else:
+        console = Console()
+        console = console if console.is_terminal else Console(width=TABLE_WIDTH)
+        for part in render(report):
+            console.print(part, highlight=False)
+    if not report["ready"]:
+        raise typer.Exit(NOT_READY_EXIT)
+
+
+def fetch_status(url: str, api_key: str | None) -> dict[str, Any]:
+    """Raises Unavailable if nobody answers there as a Segue gateway does."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    target = url.rstrip("/") + "/debug/status"
+    try:
+        answer = httpx.get(target, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        report = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise Unavailable(f"no status from {target}: {error}") from error
+    if not isinstance(report, dict) or not {"ready", "pools", "workers"} <= report.keys():
+        raise Unavailable(f"{target} is not a Segue gateway's")
+    return report
+
+
+def render(report: dict[str, Any]) -> list[Table | str]:
+    headline = "[green]ready[/]" if report["ready"] else f"[red]not ready[/]: {report['reason']}"
+    parts: list[Table | str] = [headline, _pools(report["pools"]), _workers(report["workers"])]
+    if trouble := report.get("controller", {}).get("trouble"):
+        age = report["controller"]["view_age_seconds"]
+        parts.append(f"[yellow]controller not heard of for {age:.0f} s[/]: {trouble}")
+    return parts
+
+
+def _pools(pools: list[dict[str, Any]]) -> Table:
+    table = Table("pool", "role", "ready", "desired", "reason", title="Pools", title_justify="left")
+    for pool in pools:
+        table.add_row(
+            pool["name"], pool["role"], str(pool["ready"]), str(pool["desired"]), pool["reason"]
+        )
+    return table
+
+
+def _workers(workers: list[dict[str, Any]]) -> Table:
+    table = Table(title="Workers", title_justify="left")
+    for name in ("worker", "role", "state", "since", "pid"):
+        table.add_column(name)
+    for name in ("running", "waiting", "free", "cached", "owned", "leased", "landing", "total"):
+        table.add_column(name, justify="right")
+    for name in ("transport", "moved", "reason"):
+        table.add_column(name)
+    for worker in workers:
+        gauges, counters = worker["gauges"], worker["counters"]
+        style = _STYLES.get(worker["state"], "")
+        table.add_row(
+            worker["id"],
+            worker["role"],
+            f"[{style}]{worker['state']}[/]" if style else worker["state"],
+            duration(worker["state_seconds"]),
+            str(worker["pid"] or ""),
+            _number(gauges, "running_requests"),
+            _number(gauges, "waiting_requests"),
+            *(
+                _number(gauges, f"kv_blocks_{state}")
+                for state in ("free", "cached", "owned", "leased", "landing", "total")
+            ),
+            worker["transport"] or "",
+            size(counters.get("kv_bytes_read")),
+            worker["reason"],
+        )
+    return table
+
+
+def _number(values: dict[str, float], name: str) -> str:
+    return f"{values[name]:.0f}" if name in values else ""
+
+
+def duration(seconds: float) -> str:
+    """At most two units: 42s, 3m10s, 5h2m."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60}s"
+    return f"{whole // 3600}h{whole % 3600 // 60}m"
+
+
+def size(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

@@ -1,0 +1,74 @@
+"""What the fleet view means to the front door: can it serve, why not, and how it is shown."""
+
+from typing import Any
+
+from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.router.generation import Readiness
+
+STALE_AFTER_SECONDS = 10.0  # a view this old is told as such; its workers are used all the same
+
+
+def readiness(view: FleetView, age_seconds: float, trouble: str = "") -> Readiness:
+    """Ready with a prefill and a decode worker, or with one that is both."""
+    details = {pool.name: f"{pool.ready} of {pool.desired} ready" for pool in view.pools}
+    if age_seconds > STALE_AFTER_SECONDS:
+        told = f": {trouble}" if trouble else ""
+        details["controller"] = f"not heard of for {age_seconds:.0f} s{told}"
+    if view.ready_workers("both"):
+        return Readiness(True, details=details)
+    missing = [role for role in ("prefill", "decode") if not view.ready_workers(role)]
+    if not missing:
+        return Readiness(True, details=details)
+    reasons = [
+        f"pool {pool.name}: {pool.reason or 'no replica is asked for'}"
+        for pool in view.pools
+        if not pool.ready and pool.role in (*missing, "both")
+    ]
+    if not view.pools:
+        reasons = ["the controller has not told of any worker yet"]
+    text = f"no {' and no '.join(missing)} worker is ready ({'; '.join(reasons)})"
+    return Readiness(False, text, details)
+
+
+def status_report(view: FleetView, age_seconds: float, trouble: str = "") -> dict[str, Any]:
+    """The body of GET /debug/status, which `segue status` prints."""
+    state = readiness(view, age_seconds, trouble)
+    return {
+        "ready": state.ready,
+        "reason": state.reason,
+        "controller": {
+            "incarnation": view.controller_incarnation,
+            "view_sequence": view.sequence,
+            "view_age_seconds": round(age_seconds, 3),
+            "trouble": trouble,
+        },
+        "pools": [
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "desired": pool.desired,
+                "ready": pool.ready,
+                "reason": pool.reason,
+            }
+            for pool in view.pools
+        ],
+        "workers": [_worker_report(worker, age_seconds) for worker in view.workers],
+    }
+
+
+def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
+    status = worker.status if worker.state is not WorkerState.DEAD else None
+    return {
+        "id": worker.identity.worker_id,
+        "incarnation": worker.identity.incarnation,
+        "pool": worker.pool,
+        "role": worker.role,
+        "state": worker.state.value,
+        "reason": worker.reason,
+        "state_seconds": round(worker.state_seconds + age_seconds, 1),
+        "pid": worker.pid,
+        "address": worker.peer.address if worker.peer else None,
+        "transport": status.transport if status else None,
+        "gauges": status.gauges if status else {},
+        "counters": status.counters if status else {},
+    }
