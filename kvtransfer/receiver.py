@@ -2,7 +2,8 @@
 
 A read has two ends. `verified` resolves when the bytes are here and match their checksums, or
 fails with the reason, a timeout included. `terminal` resolves when no byte can arrive any more;
-only then may the target blocks be freed. Idle, the thread sleeps: nothing is polled.
+only then may the target blocks be freed. Idle, the thread wakes once a second, for peers that
+read without a lease or knock for the first time.
 """
 
 import logging
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.001
 STUCK_POLL_SECONDS = 0.05  # for reads that have timed out: their end is awaited, not hurried
+IDLE_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -93,11 +95,11 @@ class Receiver:
         return done
 
     def disconnect(self, peer: str) -> None:
-        def work() -> None:
-            if self._peers.pop(peer, None) is not None:
-                self.transport.disconnect(peer)
+        self._post(lambda: self._forget(peer))
 
-        self._post(work)
+    def is_connected(self, peer: str) -> bool:
+        """False also after a read from `peer` failed: connect again."""
+        return peer in self._peers
 
     def read(
         self,
@@ -149,10 +151,14 @@ class Receiver:
         self._fail_all("the worker stops")
         self.transport.close()
 
-    def _pause(self) -> float | None:
+    def _pause(self) -> float:
         if self._serving or any(not read.verified.done() for read in self._reads):
             return POLL_SECONDS
-        return STUCK_POLL_SECONDS if self._reads else None
+        return STUCK_POLL_SECONDS if self._reads else IDLE_SECONDS
+
+    def _forget(self, peer: str) -> None:
+        if self._peers.pop(peer, None) is not None:
+            self.transport.disconnect(peer)
 
     def _begin(self, read: BlockRead) -> None:
         try:
@@ -169,8 +175,7 @@ class Receiver:
             read.terminal.set_result(None)
 
     def _advance(self) -> None:
-        if self._serving:
-            self.transport.progress()
+        self.transport.progress()
         for read in list(self._reads):
             assert read.handle is not None
             state = self.transport.poll(read.handle)
@@ -183,6 +188,7 @@ class Receiver:
                 self._verify(read)
             else:
                 _reject(read, TransferError("the read failed"))
+                self._forget(read.peer)  # its connection is of no use any more
             read.terminal.set_result(None)
 
     def _verify(self, read: BlockRead) -> None:

@@ -44,7 +44,7 @@ class Peers:
     async def connect(self, source: Peer, receiver: Receiver) -> None:
         """Make sure that `receiver` can read from `source`; refuse what is not compatible."""
         task = self._connections.get(source.identity)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or (task.done() and not receiver.is_connected(source.identity.incarnation)):
             task = asyncio.create_task(self._introduce(source, receiver))
             self._connections[source.identity] = task
             while len(self._connections) > MAX_CLIENTS:

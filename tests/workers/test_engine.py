@@ -1,5 +1,6 @@
 """The engine loop around a fake model: tokens, barriers, handoff events, deadlines, balance."""
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ class Rig:
 
     def add(self, *sequences: Sequence, known: int = 0) -> None:
         for sequence in sequences:
-            self.engine.call(lambda s=sequence: self.engine.add(s, known)).result(5)
+            self.engine.call(functools.partial(self.engine.add, sequence, known)).result(5)
 
     def counts(self) -> dict[BlockState, int]:
         return self.engine.call(self.engine.cache.pool.counts).result(5)
@@ -183,7 +184,7 @@ def test_handoff_leases_each_chunk_and_frees_after_the_lease(rig: Rig) -> None:
     assert all(len(c.checksums) == len(c.block_ids) for c in chunks)
     assert rig.counts()[BlockState.LEASED] == 6
     for chunk in chunks:
-        rig.engine.post(lambda c=chunk: rig.engine.end_lease(c.block_ids))
+        rig.engine.post(functools.partial(rig.engine.end_lease, chunk.block_ids))
     rig.assert_idle()
     assert rig.counts()[BlockState.CACHED] == 5  # whole blocks stay findable
 

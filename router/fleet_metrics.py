@@ -1,0 +1,165 @@
+"""The fleet in Prometheus text: every worker's state, asked for when it is scraped.
+
+One entry in the tables below makes one metric; workers report plain numbers by name.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from segue.cluster.errors import SegueError
+from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.router.journey import JourneyCounters
+from segue.router.links import WorkerLinks
+
+STATUS_SECONDS = 1.0
+LABELS = ("model_name", "pool", "role", "worker_id")
+
+GAUGES = {
+    "running_requests": ("segue_num_requests_running", "Sequences that compute."),
+    "landing_requests": ("segue_num_requests_landing", "Sequences whose KV is arriving."),
+    "waiting_requests": (
+        "segue_num_requests_waiting",
+        "Attempts that wait for credit, blocks, a slot, or their reader's release.",
+    ),
+    "leases": ("segue_kv_leases", "Leases that readers hold on this worker's blocks."),
+    "reads_in_flight": ("segue_kv_reads_in_flight", "Reads from peers that have not ended."),
+    "kv_blocks_total": ("segue_kv_blocks_capacity", "Blocks of the KV-cache."),
+    "kv_block_bytes": ("segue_kv_block_size_bytes", "Bytes of one KV block."),
+    "kv_blocks_promised": ("segue_kv_blocks_promised", "Blocks kept for admitted answers."),
+}
+COUNTERS = {
+    "steps": ("segue_engine_steps", "Engine steps."),
+    "context_tokens": ("segue_prefill_computed_tokens", "Context tokens that were computed."),
+    "generated_tokens": ("segue_sampled_tokens", "Tokens that were sampled or taken over."),
+    "attempts_received": ("segue_attempts_received", "Attempts that were taken on."),
+    "kv_bytes_read": ("segue_kv_transfer_bytes", "KV bytes read from peers and verified."),
+    "prefix_cache_queried_tokens": ("segue_prefix_cache_queries", "Context tokens looked up."),
+    "prefix_cache_reused_tokens": ("segue_prefix_cache_hits", "Context tokens found."),
+}
+# Families with one more label, from names that begin with the prefix.
+GAUGE_FAMILIES = {
+    "kv_blocks_": ("segue_kv_blocks", "KV blocks by state.", "state"),
+    "held_": ("segue_num_requests_held", "Sequences not admitted, by reason.", "reason"),
+}
+COUNTER_FAMILIES = {
+    "attempts_ended_": ("segue_attempts_ended", "Attempts by their end.", "outcome"),
+    "lease_": ("segue_kv_leases_ended", "Leases by how they ended.", "verdict"),
+}
+
+
+class FleetMetrics:
+    """`text` is what GET /metrics appends."""
+
+    def __init__(self, model_name: str, links: WorkerLinks, journeys: JourneyCounters) -> None:
+        self._model_name = model_name
+        self._links = links
+        self._journeys = journeys
+
+    async def refreshed(self, view: FleetView) -> FleetView:
+        """The view with every worker's own word of this moment, where it answers in time."""
+        workers = await asyncio.gather(*(self._refresh(worker) for worker in view.workers))
+        return replace(view, workers=tuple(workers))
+
+    async def _refresh(self, worker: WorkerView) -> WorkerView:
+        client = self._links.client(worker.identity)
+        if client is None or worker.state is WorkerState.DEAD:
+            return worker
+        try:
+            return replace(worker, status=await client.status(deadline_s=STATUS_SECONDS))
+        except SegueError:
+            return worker  # its last heartbeat stands
+
+    async def text(self, view: FleetView) -> bytes:
+        registry = CollectorRegistry()
+        registry.register(_Fleet(await self.refreshed(view), self._model_name, self._journeys))
+        return generate_latest(registry)
+
+
+class _Fleet(Collector):
+    def __init__(self, view: FleetView, model_name: str, journeys: JourneyCounters) -> None:
+        self._view = view
+        self._model_name = model_name
+        self._journeys = journeys
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._pools()
+        living = [w for w in self._view.workers if w.state is not WorkerState.DEAD]
+        yield from self._workers(living)
+        yield from self._journey()
+
+    def _pools(self) -> Iterator[Metric]:
+        desired = GaugeMetricFamily(
+            "segue_pool_desired_replicas", "Workers the pool should have.", labels=("pool",)
+        )
+        ready = GaugeMetricFamily(
+            "segue_pool_ready_replicas", "Workers that take requests.", labels=("pool",)
+        )
+        for pool in self._view.pools:
+            desired.add_metric((pool.name,), pool.desired)
+            ready.add_metric((pool.name,), pool.ready)
+        yield desired
+        yield ready
+
+    def _workers(self, workers: Iterable[WorkerView]) -> Iterator[Metric]:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for name, text in GAUGES.values():
+            families[name] = GaugeMetricFamily(name, text, labels=LABELS)
+        for name, text in COUNTERS.values():
+            families[name] = CounterMetricFamily(name, text, labels=LABELS)
+        for name, text, label in GAUGE_FAMILIES.values():
+            families[name] = GaugeMetricFamily(name, text, labels=(*LABELS, label))
+        for name, text, label in COUNTER_FAMILIES.values():
+            families[name] = CounterMetricFamily(name, text, labels=(*LABELS, label))
+        transport = GaugeMetricFamily(
+            "segue_kv_transport_info", "What moves KV blocks.", labels=(*LABELS, "transport")
+        )
+        for worker in workers:
+            if worker.status is None:
+                continue
+            labels = (self._model_name, worker.pool, worker.role, worker.identity.worker_id)
+            transport.add_metric((*labels, worker.status.transport), 1)
+            _add(families, labels, worker.status.gauges, GAUGES, GAUGE_FAMILIES)
+            _add(families, labels, worker.status.counters, COUNTERS, COUNTER_FAMILIES)
+        yield from families.values()
+        yield transport
+
+    def _journey(self) -> Iterator[Metric]:
+        rungs = CounterMetricFamily(
+            "segue_journey_attempts", "Attempts by rung of the ladder.", labels=("rung",)
+        )
+        for rung, count in self._journeys.rungs.items():
+            rungs.add_metric((rung,), count)
+        yield rungs
+        failures = CounterMetricFamily(
+            "segue_journey_failures", "Attempts that failed, by kind.", labels=("kind",)
+        )
+        for kind, count in self._journeys.failures.items():
+            failures.add_metric((kind,), count)
+        yield failures
+        yield CounterMetricFamily(
+            "segue_journey_recovered",
+            "Requests that finished after a failed attempt.",
+            value=self._journeys.recovered,
+        )
+
+
+def _add(
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily],
+    labels: tuple[str, ...],
+    values: dict[str, float],
+    plain: dict[str, tuple[str, str]],
+    prefixed: dict[str, tuple[str, str, str]],
+) -> None:
+    for name, value in values.items():
+        if name in plain:
+            families[plain[name][0]].add_metric(labels, value)
+            continue
+        for prefix, (family, _, _) in prefixed.items():
+            if name.startswith(prefix):
+                families[family].add_metric((*labels, name.removeprefix(prefix)), value)
+                break

@@ -1,0 +1,138 @@
+"""The transfer thread: bytes arrive, are verified, and its two ends are told apart."""
+
+import ctypes
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from segue.cluster.errors import TransferError
+from segue.kvtransfer.checksum import block_checksums, memory_view
+from segue.kvtransfer.layout import KVLayout
+from segue.kvtransfer.loopback_transport import Faults, LoopbackFabric, LoopbackTransport
+from segue.kvtransfer.receiver import BlockRead, Receiver
+
+LAYOUT = KVLayout(8, 2, 1, 4, 4, "float32", 4)
+
+
+class Memory:
+    """Eight blocks; at the source, block i is full of bytes 16 + i."""
+
+    def __init__(self, fill: bool) -> None:
+        self.buffer = (ctypes.c_ubyte * LAYOUT.num_bytes)()
+        if fill:
+            for block in range(LAYOUT.num_blocks):
+                self.fill(block, 16 + block)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.buffer)
+
+    @property
+    def view(self) -> memoryview:
+        return memory_view(self.address, LAYOUT.num_bytes)
+
+    def fill(self, block: int, value: int) -> None:
+        start = LAYOUT.offset(block)
+        ctypes.memset(self.address + start, value, LAYOUT.block_bytes)
+
+    def block(self, index: int) -> bytes:
+        start = LAYOUT.offset(index)
+        return bytes(self.view[start : start + LAYOUT.block_bytes])
+
+
+class Pair:
+    def __init__(self) -> None:
+        self.fabric = LoopbackFabric()
+        self.source, self.target = Memory(True), Memory(False)
+        source = LoopbackTransport(self.fabric, "source")
+        metadata = source.register(self.source.address, LAYOUT.num_bytes, "cpu")
+        target = LoopbackTransport(self.fabric, "target")
+        target.register(self.target.address, LAYOUT.num_bytes, "cpu")
+        self.receiver = Receiver(target, LAYOUT, self.target.view)
+        self.receiver.start()
+        self.metadata = metadata
+        self.receiver.connect("source", metadata, LAYOUT.num_blocks).result(5)
+
+    def sums(self, *blocks: int) -> tuple[int, ...]:
+        return tuple(block_checksums(self.source.view, LAYOUT, blocks))
+
+    def read(
+        self, remote: tuple[int, ...], local: tuple[int, ...], timeout: float = 5.0
+    ) -> BlockRead:
+        return self.receiver.read("source", remote, local, self.sums(*remote), timeout)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.receiver.stop()
+
+
+def failure(future: Future[None]) -> str:
+    with pytest.raises(TransferError) as caught:
+        future.result(5)
+    return caught.value.message
+
+
+def test_blocks_arrive_where_they_should(pair: Pair) -> None:
+    read = pair.read((1, 2, 7), (4, 5, 0))
+    read.verified.result(5)
+    read.terminal.result(5)
+    assert [pair.target.block(i) for i in (4, 5, 0)] == [pair.source.block(i) for i in (1, 2, 7)]
+    assert pair.target.block(1) == bytes(LAYOUT.block_bytes)
+    assert pair.receiver.transport.bytes_read == 3 * LAYOUT.block_bytes
+
+
+def test_a_source_that_reuses_its_blocks_before_a_late_read_is_caught(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(delay_polls=20))
+    read = pair.read((3,), (3,))
+    pair.source.fill(3, 99)
+    assert "checksum" in failure(read.verified)
+    read.terminal.result(5)
+
+
+def test_corruption_on_the_way_is_caught(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(corrupt=True))
+    assert "1 of 1" in failure(pair.read((3,), (3,)).verified)
+
+
+def test_a_failed_read_is_told_and_the_peer_can_be_connected_again(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(fail=True))
+    read = pair.read((3,), (3,))
+    assert "failed" in failure(read.verified)
+    read.terminal.result(5)
+    assert not pair.receiver.is_connected("source")
+    assert "not connected" in failure(pair.read((3,), (3,)).verified)
+    pair.fabric.set_faults(Faults())
+    pair.receiver.connect("source", pair.metadata, LAYOUT.num_blocks).result(5)
+    pair.read((3,), (3,)).verified.result(5)
+
+
+def test_a_timeout_is_told_but_the_blocks_stay_quarantined(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(drop=True))
+    read = pair.read((3,), (3,), timeout=0.1)
+    assert "within its time" in failure(read.verified)
+    time.sleep(0.2)
+    assert not read.terminal.done(), "a byte might still arrive"
+    assert pair.receiver.num_in_flight == 1
+
+
+def test_what_cannot_be_read_is_refused_before_it_starts(pair: Pair) -> None:
+    for remote, local in [((1, 2), (1,)), ((99,), (1,)), ((1,), (99,)), ((1, 2), (3, 3))]:
+        read = pair.receiver.read("source", remote, local, (), 5.0)
+        assert failure(read.verified)
+        read.terminal.result(5)
+    assert failure(pair.receiver.read("stranger", (1,), (1,), (), 5.0).verified)
+
+
+def test_stopping_ends_waiting_but_never_claims_that_reads_are_over(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(drop=True))
+    read = pair.read((3,), (3,))
+    while not pair.receiver.num_in_flight:
+        time.sleep(0.001)
+    pair.receiver.stop()
+    assert "stops" in failure(read.verified)
+    assert not read.terminal.done()
