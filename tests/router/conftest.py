@@ -1,7 +1,6 @@
 """A scripted generator and a real server around it, for the tests of the HTTP surface."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from segue.cluster.config import GatewayConfig, parse_config
 from segue.cluster.request import FinishReason, GenerationRequest
 from segue.router.gateway import create_app
 from segue.router.generation import ModelCard, Readiness, TokensEvent
+from segue.router.listener import open_listener
 from segue.router.tokenizer import TextTokenizer, load_tokenizer
 
 EOS = 2
@@ -168,7 +168,7 @@ async def serving(
         status=status,
         keep_alive_seconds=keep_alive_seconds,
     )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
         task = asyncio.create_task(server.serve(sockets=[listener]))

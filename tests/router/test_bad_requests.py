@@ -225,7 +225,7 @@ async def test_unknown_routes_and_methods(gateway: Gateway) -> None:
 async def test_request_id_header_is_checked(gateway: Gateway) -> None:
     for bad in ("a" * 129, "with space", "caf\u00e9"):
         response = await gateway.client.get(
-            "/live", headers={"X-Request-Id": bad.encode("latin-1")}
+            "/live", headers=[(b"X-Request-Id", bad.encode("latin-1"))]
         )
         assert checked(response, 400)["param"] == "X-Request-Id"
         assert response.headers["x-request-id"] != bad

@@ -11,7 +11,7 @@ from segue.router.token_bytes import TokenBytes
 def test_sentence_pieces_with_byte_fallback() -> None:
     pieces = ["<unk>", "\u2581Hello", "\u2581", "world", "<0xE2>", "<0x82>", "<0xAC>", "</s>"]
     tokenizer = Tokenizer(Unigram([(piece, 0.0) for piece in pieces], unk_id=0))
-    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
@@ -23,6 +23,6 @@ def test_sentence_pieces_with_byte_fallback() -> None:
 
 def test_an_unknown_decoder_is_refused_by_name() -> None:
     tokenizer = Tokenizer(BPE())
-    tokenizer.decoder = decoders.WordPiece()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(ConfigurationError, match="WordPiece"):
         TokenBytes(tokenizer)

@@ -1,0 +1,94 @@
+"""Admission, body size and API keys: who is let in, and what the others are told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.router.conftest import EOS, Gateway, endless, eventually, gateway_config, saying, serving
+
+from segue.cluster.errors import ConfigurationError
+from segue.router.api_keys import load_api_keys
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_full_gateway_refuses_and_recovers(bundled_model: Path, status: int) -> None:
+    config = gateway_config(
+        admission={"max_queued_requests": 2, "overload_status": status, "retry_after_s": 9}
+    )
+    async with serving(bundled_model, endless(28), config) as gateway:
+        busy = [asyncio.create_task(gateway.complete(max_tokens=2000)) for _ in range(2)]
+        assert await eventually(lambda: gateway.generator.num_running == 2)
+        # Refused unread: this body would be a 400.
+        response = await gateway.client.post("/v1/completions", content=b"{")
+        assert response.status_code == status
+        assert response.headers["retry-after"] == "9"
+        error = response.json()["error"]
+        assert "max_queued_requests" in error["message"] and error["code"] == status
+        assert (await gateway.client.get("/v1/models")).status_code == 200
+        assert await gateway.metric("segue_inflight_requests") == 2
+        for task in busy:
+            task.cancel()
+        assert await eventually(lambda: gateway.generator.num_running == 0)
+        gateway.play(saying(EOS))
+        assert (await gateway.complete()).status_code == 200
+        labels = f'endpoint="/v1/completions",error_type="overload",status="{status}"'
+        name = f"segue_requests_total{{{labels}"
+        assert await gateway.metric(name) == 1
+
+
+async def test_large_bodies(bundled_model: Path) -> None:
+    config = gateway_config(admission={"max_body_bytes": 2048})
+    async with serving(bundled_model, config=config) as gateway:
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(100):
+                yield b" " * 1000
+
+        headers = {"Content-Type": "application/json"}
+        for content in (b" " * 100_000, chunks()):  # declared and undeclared length
+            response = await gateway.client.post(
+                "/v1/completions", content=content, headers=headers
+            )
+            assert response.status_code == 413
+            assert "2048 bytes" in response.json()["error"]["message"]
+        assert (await gateway.complete()).status_code == 200
+
+
+async def test_api_keys(bundled_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-one\n\n  sk-two  \n")
+    config = gateway_config(api_keys_file=str(tmp_path / "keys"))
+    async with serving(bundled_model, config=config) as gateway:
+        for path in ("/live", "/ready", "/health", "/version", "/metrics"):
+            assert (await gateway.client.get(path)).status_code == 200
+        guarded = ("/v1/models", "/v1/models/smollm2", "/debug/status", "/v1/nothing")
+        for path in guarded:
+            for header in ({}, {"Authorization": "Bearer sk-on"}, {"Authorization": "sk-one"}):
+                response = await gateway.client.get(path, headers=header)
+                assert response.status_code == 401
+                error = response.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert error["code"] == "invalid_api_key"
+        for path in ("/v1/completions", "/tokenize", "/detokenize"):
+            assert (await gateway.client.post(path, json={})).status_code == 401
+        for key in ("sk-one", "sk-two"):
+            header = {"Authorization": f"bearer {key}"}
+            assert (await gateway.client.get("/v1/models", headers=header)).status_code == 200
+        assert gateway.generator.requests == []
+
+
+async def test_a_key_file_without_keys_does_not_open_the_door(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n \n")
+    for path in (tmp_path / "keys", tmp_path / "absent"):
+        with pytest.raises(ConfigurationError):
+            load_api_keys(str(path))
+    assert load_api_keys(None) is None
+
+
+async def test_a_slot_is_given_back_however_a_request_ends(gateway: Gateway) -> None:
+    gateway.play(saying(EOS))
+    for fields in ({}, {"n": 0}, {"stream": True}, {"model": "x"}):
+        await gateway.complete(**fields)
+    assert await gateway.metric("segue_inflight_requests") == 0
