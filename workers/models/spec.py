@@ -66,7 +66,7 @@ def load_spec(folder: Path, *, load_format: str = "auto", dummy_seed: int = 0) -
     revision = _revision(folder, dummy_seed if load_format == "dummy" else None)
     try:
         return _parse(_Reader(raw, source), _Reader(generation, generation_source), revision)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{source}: cannot be understood: {error!r}") from error
 
 

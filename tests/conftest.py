@@ -1,0 +1,16 @@
+"""Fixtures that several folders of tests share."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from segue.cluster.config import ModelConfig, cache_folder
+from segue.workers.models.folder import resolve_model
+
+
+@pytest.fixture(scope="session")
+def bundled_model() -> Path:
+    """The folder of the bundled model, converted by the first test that ever asks for it."""
+    torch.set_num_threads(1)
+    return resolve_model(ModelConfig(), cache_folder())  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,49 @@
+"""Normalisation, rotation and packed products against their definitions."""
+
+import pytest
+import torch
+
+from segue.kernels.dispatch import CPU, REFERENCE, KernelSet
+from segue.kernels.rope import rotation
+
+KERNELS = pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_matches_its_definition(kernels: KernelSet, dtype: torch.dtype) -> None:
+    hidden, weight = torch.randn(5, 48).to(dtype), torch.rand(48).to(dtype)
+    exact = hidden.double()
+    wanted = weight.double() * exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    got = kernels.rms_norm(hidden, weight, 1e-5)
+    assert got.dtype == dtype
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+@KERNELS
+def test_rotation_turns_pairs_as_complex_numbers(kernels: KernelSet) -> None:
+    positions = torch.tensor([0, 1, 500, 8191])
+    frequencies = torch.tensor([1.0, 0.1, 0.003])
+    heads = torch.randn(4, 2, 6)
+    got = kernels.rotate(heads, rotation(positions, frequencies, torch.float32))
+    pairs = torch.complex(heads[..., :3].double(), heads[..., 3:].double())
+    angles = (positions.unsqueeze(1) * frequencies).double()
+    turned = pairs * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    wanted = torch.cat((turned.real, turned.imag), dim=-1).float()
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(got[0], heads[0])
+
+
+@KERNELS
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_multiplies_by_the_packed_weight(
+    kernels: KernelSet, rows: int, dtype: torch.dtype
+) -> None:
+    weight, left = torch.randn(24, 32).to(dtype), torch.randn(rows, 32).to(dtype)
+    got = kernels.linear(left, kernels.pack_weight(weight))
+    assert got.shape == (rows, 24)
+    wanted = left.double() @ weight.double().T
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-1
+    torch.testing.assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)
