@@ -8,9 +8,11 @@ import asyncio
 import logging
 import math
 import re
+import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -32,6 +34,7 @@ OBJECT_STORE_BYTES = 80_000_000  # about the least Ray accepts; nothing of ours 
 CALL_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 CONTROLLER_TIMEOUT_S = 60.0
+USUAL_START_S = 10.0  # from asking for an actor to its process
 ENDINGS = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
 
 
@@ -72,6 +75,9 @@ def leave_ray() -> None:
 
 
 def _init(**options: Any) -> None:
+    # Ray prints other processes' deaths on our stdout in spite of log_to_driver; the fleet view
+    # tells them in our own words. Should the switch go away, nothing but the noise comes back.
+    vars(sys.modules["ray._private.worker"])["_worker_logs_enabled"] = False
     try:
         ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -103,6 +109,7 @@ class _Life:
     """What this launcher knows of one worker actor."""
 
     needs: dict[str, float]
+    asked: float = field(default_factory=time.monotonic)
     running: bool = False  # its process exists
     ending: str = ""  # why it could not start
     handle: Any = None
@@ -152,7 +159,8 @@ class RayLauncher:
             return Probe(LaunchState.GONE, await _ending_of(life.handle))
         if life.running:
             return Probe(LaunchState.RUNNING)
-        shortage = await _within(asyncio.to_thread(_shortage, life.needs))
+        patient = time.monotonic() - life.asked < USUAL_START_S
+        shortage = await _within(asyncio.to_thread(_shortage, life.needs, patient))
         return Probe(LaunchState.PENDING, shortage)
 
     async def kill(self, identity: WorkerIdentity) -> bool:
@@ -292,15 +300,15 @@ def _identity_of(actor_name: str) -> WorkerIdentity:
     return WorkerIdentity(worker_id, incarnation)
 
 
-def _shortage(needs: Mapping[str, float]) -> str:
-    """What a pending actor waits for."""
+def _shortage(needs: Mapping[str, float], patient: bool) -> str:
+    """What a pending actor waits for. `patient`: it may just be taking what is free."""
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     absent = {name: n for name, n in needs.items() if total.get(name, 0.0) < n}
     taken = {name: n for name, n in needs.items() if free.get(name, 0.0) < n}
     if absent:
         return f"waiting for a node with {_listed(absent)}"
-    return f"waiting for resources {_listed(taken)}" if taken else "its process is being started"
+    return "" if patient or not taken else f"waiting for resources {_listed(taken)}"
 
 
 def _listed(amounts: Mapping[str, float]) -> str:
@@ -322,5 +330,7 @@ async def _ending_of(handle: Any) -> str:
 def _obituary(error: Exception) -> str:
     """Ray's account of an actor's end, in one line."""
     text = " ".join(str(error).split())
+    if "Worker unexpectedly exits" in text:
+        return "its process died unexpectedly (killed, out of memory or crashed)"
     told = re.search(r"Worker exit detail: (.+?\.)(?: |$)", text)
     return told.group(1) if told else text[:300]

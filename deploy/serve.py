@@ -15,16 +15,17 @@ from pathlib import Path
 import uvicorn
 
 from segue.cluster.config import SegueConfig, cache_folder, load_config, parse_config, prepare_ray
-from segue.cluster.errors import ConfigurationError
 from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.fleet_log import FleetLog
 from segue.router.fleet import readiness, status_report
+from segue.router.fleet_metrics import FleetMetrics
 from segue.router.gateway import create_app
-from segue.router.generation import Generator, ModelCard, Readiness
+from segue.router.generation import ModelCard, Readiness
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
+from segue.router.listener import open_listener
 
 logger = logging.getLogger("segue")
 
@@ -49,7 +50,7 @@ def run_server(options: ServeOptions) -> None:
     """Serve until told to stop. Raises ConfigurationError if that can not be done."""
     configure_logging()
     config = effective_config(options)
-    with bound_socket(config.gateway.host, config.gateway.port) as listener:
+    with open_listener(config.gateway.host, config.gateway.port) as listener:  # before Ray starts
         folder = model_folder(config)
         with ray_cluster(options, config):
             Deployment(config, folder, options).run(listener)
@@ -71,19 +72,6 @@ def effective_config(options: ServeOptions) -> SegueConfig:
         if value is not None:
             data["gateway"][name] = value
     return parse_config(data, "command line")
-
-
-@contextmanager
-def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """Hold the gateway's port from the start: a port that is taken is told before Ray starts."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        yield listener
 
 
 def model_folder(config: SegueConfig) -> Path:
@@ -140,7 +128,7 @@ def model_card(config: SegueConfig, folder: Path) -> ModelCard:
     )
 
 
-def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLinks) -> Generator:
+def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLinks) -> Journeys:
     """The one place that says who runs requests: journeys over the fleet."""
     timeout_s = config.gateway.admission.request_timeout_s
     return Journeys(watcher, links, config.gateway.recovery, timeout_s)
@@ -197,14 +185,16 @@ class Deployment:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         card = model_card(self._config, self._folder)
+        journeys = build_generator(self._config, self._watcher, links)
+        metrics = FleetMetrics(card.id, links, journeys.counters)
         app = create_app(
-            generator=build_generator(self._config, self._watcher, links),
+            generator=journeys,
             card=card,
             model_folder=self._folder,
             config=self._config.gateway,
             readiness=self._readiness,
-            metrics_text=self._metrics_text,
-            status=self._status,
+            metrics_text=lambda: metrics.text(self._watcher.view),
+            status=lambda: self._status(metrics),
         )
         self._watcher.on_change(FleetLog(self._readiness, f"{url}/v1 as {card.id}").observe)
         logger.info("serving %s", url)
@@ -244,8 +234,6 @@ class Deployment:
     def _readiness(self) -> Readiness:
         return readiness(self._watcher.view, self._watcher.age_seconds, self._watcher.trouble)
 
-    async def _status(self) -> dict[str, object]:
-        return status_report(self._watcher.view, self._watcher.age_seconds, self._watcher.trouble)
-
-    async def _metrics_text(self) -> bytes:
-        return b""
+    async def _status(self, metrics: FleetMetrics) -> dict[str, object]:
+        view = await metrics.refreshed(self._watcher.view)
+        return status_report(view, self._watcher.age_seconds, self._watcher.trouble)
