@@ -6,6 +6,7 @@ import httpx
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from segue.cluster.errors import Unavailable
@@ -54,11 +55,13 @@ def fetch_status(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def render(report: dict[str, Any]) -> list[Table | str]:
-    headline = "[green]ready[/]" if report["ready"] else f"[red]not ready[/]: {report['reason']}"
+    headline = (
+        "[green]ready[/]" if report["ready"] else f"[red]not ready[/]: {escape(report['reason'])}"
+    )
     parts: list[Table | str] = [headline, _pools(report["pools"]), _workers(report["workers"])]
     if trouble := report.get("controller", {}).get("trouble"):
         age = report["controller"]["view_age_seconds"]
-        parts.append(f"[yellow]controller not heard of for {age:.0f} s[/]: {trouble}")
+        parts.append(f"[yellow]controller not heard of for {age:.0f} s[/]: {escape(trouble)}")
     return parts
 
 
@@ -66,7 +69,11 @@ def _pools(pools: list[dict[str, Any]]) -> Table:
     table = Table("pool", "role", "ready", "desired", "reason", title="Pools", title_justify="left")
     for pool in pools:
         table.add_row(
-            pool["name"], pool["role"], str(pool["ready"]), str(pool["desired"]), pool["reason"]
+            pool["name"],
+            pool["role"],
+            str(pool["ready"]),
+            str(pool["desired"]),
+            escape(pool["reason"]),
         )
     return table
 
@@ -96,7 +103,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             ),
             worker["transport"] or "",
             size(counters.get("kv_bytes_read")),
-            worker["reason"],
+            escape(worker["reason"]),
         )
     return table
 

@@ -1,0 +1,79 @@
+"""The worker's side of the control plane when the controller is away, deaf or changed its mind."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from segue.cluster.errors import DeadlineExceeded, Unavailable
+from segue.cluster.fleet import Registration
+from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.rpc.heartbeat import HeartbeatClient
+from segue.cluster.worker_status import WorkerStatus
+
+ME = WorkerIdentity("decode-0", "life-1")
+
+
+class Locator:
+    """A controller that is nowhere; `lost` says whether it will ever come back."""
+
+    def __init__(self, lost: bool, address: str | None = None) -> None:
+        self.lost = lost
+        self.known_address = address
+
+    async def address(self) -> str:
+        if self.known_address is None:
+            raise Unavailable("no controller is known")
+        return self.known_address
+
+    async def gone(self) -> bool:
+        return self.lost
+
+
+def client(
+    locator: Locator, on_orphaned: Callable[[str], None], orphan_after_s: float = 0.3
+) -> HeartbeatClient:
+    return HeartbeatClient(
+        locator,
+        "a-token-of-this-test",
+        Registration(Peer(ME, "127.0.0.1:1"), "decode", "decode", {}, 1),
+        lambda: WorkerStatus(ME, "decode"),
+        on_orphaned,
+        orphan_after_s=orphan_after_s,
+    )
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", [None, free_address()])
+async def test_orphan_is_told_once_and_beats_no_more(address: str | None) -> None:
+    told: list[str] = []
+    async with asyncio.timeout(15):
+        await client(Locator(True, address), told.append).run()
+    assert len(told) == 1 and "no controller for" in told[0]
+
+
+async def test_worker_whose_controller_may_come_back_is_no_orphan() -> None:
+    told: list[str] = []
+    locator = Locator(False)
+    beating = asyncio.create_task(client(locator, told.append).run())
+    await asyncio.sleep(1.0)
+    assert not told and not beating.done()
+    locator.lost = True
+    async with asyncio.timeout(10):
+        await beating
+    assert len(told) == 1
+
+
+async def test_waiting_for_registration_ends_and_says_why() -> None:
+    heartbeat = client(Locator(False), lambda reason: None)
+    beating = asyncio.create_task(heartbeat.run())
+    with pytest.raises(DeadlineExceeded, match="no controller is known"):
+        await heartbeat.wait_registered(0.5)
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)

@@ -1,0 +1,180 @@
+"""The `segue` command as its users run it: real processes, real exit codes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import segue
+from segue.cluster.config import SegueConfig
+from segue.deploy.serve import ServeOptions, effective_config
+from segue.deploy.status_command import duration, render, size
+
+SEGUE = (sys.executable, "-c", "from segue.deploy.launch import main; main()")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    wide = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        [*SEGUE, *arguments], capture_output=True, text=True, timeout=60, env=wide
+    )
+
+
+def test_help_and_version_load_neither_ray_nor_torch() -> None:
+    code = (
+        "import sys\n"
+        "from segue.deploy.launch import main\n"
+        "sys.argv = ['segue', '--help']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'ray', 'torch', 'grpc', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for command in ("serve", "status", "config", "bench"):
+        assert command in done.stdout
+    assert run("--version").stdout == f"segue {segue.__version__}\n"
+
+
+def test_wrong_configuration_is_told_in_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("gatway: {}\n")
+    for arguments in ([str(file)], ["--config", str(file)]):
+        done = run("serve", *arguments)
+        assert done.returncode == 2
+        assert "did you mean 'gateway'?" in done.stderr
+        assert "Traceback" not in done.stderr
+    both = run("serve", str(file), "--config", str(file))
+    assert both.returncode == 2 and "not both" in both.stderr
+
+
+def test_taken_port_is_told_before_anything_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port))
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr and "in use" in done.stderr
+    assert "Ray" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "segue.yaml"
+    file.write_text("gateway: {host: 0.0.0.0, port: 9}\n")
+    config = effective_config(ServeOptions(config_file=file, port=8123))
+    assert (config.gateway.host, config.gateway.port) == ("0.0.0.0", 8123)
+    assert effective_config(ServeOptions()) == SegueConfig()
+
+
+REPORT: dict[str, Any] = {
+    "ready": False,
+    "reason": "no decode worker is ready",
+    "controller": {"trouble": "", "view_age_seconds": 0.2},
+    "pools": [
+        {"name": "decode", "role": "decode", "desired": 2, "ready": 1, "reason": "decode-1 dead"}
+    ],
+    "workers": [
+        {
+            "id": "decode-0",
+            "incarnation": "0f",
+            "pool": "decode",
+            "role": "decode",
+            "state": "ready",
+            "reason": "",
+            "state_seconds": 190.4,
+            "pid": 4711,
+            "address": "127.0.0.1:7",
+            "transport": "nixl/ucx",
+            "gauges": {"running_requests": 3.0, "kv_blocks_free": 17.0, "kv_blocks_total": 64.0},
+            "counters": {"kv_bytes_read": 3 * 2**20},
+        },
+        {
+            "id": "decode-1",
+            "incarnation": "1f",
+            "pool": "decode",
+            "role": "decode",
+            "state": "dead",
+            "reason": "killed by SIGKILL [oom]",
+            "state_seconds": 1.0,
+            "pid": 0,
+            "address": None,
+            "transport": None,
+            "gauges": {},
+            "counters": {},
+        },
+    ],
+}
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    """Answers /debug/status with REPORT to whoever has the key."""
+
+    class Status(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers.get("Authorization") == "Bearer sesame"
+            self.send_response(200 if known and self.path == "/debug/status" else 401)
+            self.end_headers()
+            self.wfile.write(json.dumps(REPORT).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Status) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_status_as_tables_and_as_json(gateway: str) -> None:
+    tables = run("status", "--url", gateway, "--api-key", "sesame")
+    assert tables.returncode == 1, tables.stderr  # answered, but not ready
+    for text in ("no decode worker is ready", "4711", "3m10s", "3.0 MiB", "SIGKILL [oom]"):
+        assert text in tables.stdout, text
+    raw = run("status", "--url", gateway + "/", "--api-key", "sesame", "--json")
+    assert json.loads(raw.stdout) == REPORT
+
+
+def test_status_without_a_gateway_is_one_message(gateway: str) -> None:
+    for arguments in (["--url", gateway], ["--url", "http://127.0.0.1:9"], ["--url", "nonsense"]):
+        done = run("status", *arguments)
+        assert done.returncode == 2 and "no status from" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_silent_controller_is_told() -> None:
+    report = REPORT | {"controller": {"trouble": "no answer", "view_age_seconds": 31.0}}
+    console = Console(width=180)
+    with console.capture() as printed:
+        for part in render(report):
+            console.print(part)
+    assert "controller not heard of for 31 s: no answer" in printed.get()
+
+
+def test_short_forms() -> None:
+    assert [duration(s) for s in (0, 59.9, 60, 3599, 7380)] == [
+        "0s",
+        "59s",
+        "1m0s",
+        "59m59s",
+        "2h3m",
+    ]
+    assert [size(n) for n in (None, 0.0, 1023.0, 1536.0, 2.0**31, 2.0**42)] == [
+        "",
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "2.0 GiB",
+        "4.0 TiB",
+    ]
