@@ -15,6 +15,7 @@ MAX_SEQUENCES = 128  # prompts x n of one request
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
 MAX_MESSAGES = 4096
+MAX_DETOKENIZE_TOKENS = 2**20
 REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
 
 _Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -98,7 +99,7 @@ class TokenizeBody(_Strict):
 
 class DetokenizeBody(_Strict):
     model: str | None = None
-    tokens: list[_TokenId]
+    tokens: Annotated[list[_TokenId], Field(max_length=MAX_DETOKENIZE_TOKENS)]
 
 
 def parse_body(kind: type[Body], data: dict[str, Any]) -> Body:
@@ -109,3 +110,21 @@ def parse_body(kind: type[Body], data: dict[str, Any]) -> Body:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])[:200]
         raise InvalidRequest(f"{field}: {first['msg']}", param=field or None) from None
+
+
+def request_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """What /openapi.json says of a body that the routes read themselves."""
+    schema = kind.model_json_schema()
+    definitions: dict[str, Any] = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inlined(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(definitions[value["$ref"].rsplit("/", 1)[1]])
+        return {key: inlined(item) for key, item in value.items()}
+
+    content = {"application/json": {"schema": inlined(schema)}}
+    return {"requestBody": {"required": True, "content": content}}

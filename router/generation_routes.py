@@ -11,7 +11,7 @@ from starlette.responses import Response
 from segue.cluster.errors import DeadlineExceeded
 from segue.router.answer import streamed_answer, whole_answer
 from segue.router.answer_form import AnswerForm, ChatForm, CompletionForm, Envelope
-from segue.router.api_types import ChatBody, CompletionBody, parse_body
+from segue.router.api_types import ChatBody, CompletionBody, parse_body, request_schema
 from segue.router.exchange import Exchange, exchange_of
 from segue.router.prompts import encode_chat, encode_prompt, read_prompts
 from segue.router.request_body import read_json
@@ -26,11 +26,15 @@ _Plan = Callable[[dict[str, Any], Service, Exchange], Awaitable[RequestPlan]]
 def generation_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post(
+        "/v1/completions", response_model=None, openapi_extra=request_schema(CompletionBody)
+    )
     async def completions(request: Request) -> Response:
         return await _answer(request, service, plan_completion, CompletionForm)
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post(
+        "/v1/chat/completions", response_model=None, openapi_extra=request_schema(ChatBody)
+    )
     async def chat_completions(request: Request) -> Response:
         return await _answer(request, service, plan_chat, ChatForm)
 

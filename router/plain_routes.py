@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter
@@ -17,7 +18,7 @@ from segue.router.service import Service
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0  # for what other processes add to /metrics and /debug/status
-_READ = ["GET", "HEAD"]
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Awaitable[Response]])
 
 
 def model_routes(service: Service) -> APIRouter:
@@ -33,11 +34,11 @@ def model_routes(service: Service) -> APIRouter:
         "max_model_len": card.max_model_len,
     }
 
-    @router.api_route("/v1/models", methods=_READ, response_model=None)
+    @_readable(router, "/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [model]})
 
-    @router.api_route("/v1/models/{name:path}", methods=_READ, response_model=None)
+    @_readable(router, "/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         check_model(name, card)
         return _json(model)
@@ -48,20 +49,20 @@ def model_routes(service: Service) -> APIRouter:
 def health_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/live", methods=_READ, response_model=None)
+    @_readable(router, "/live")
     async def live() -> Response:
         return _json({"status": "live"})
 
-    @router.api_route("/ready", methods=_READ, response_model=None)
-    @router.api_route("/health", methods=_READ, response_model=None)
-    @router.api_route("/ping", methods=_READ, response_model=None)
+    @_readable(router, "/ready")
+    @_readable(router, "/health")
+    @_readable(router, "/ping")
     async def ready() -> Response:
         state = service.readiness()
         status = "ready" if state.ready else "not ready"
         body = {"status": status, "reason": state.reason, "details": state.details}
         return _json(body, 200 if state.ready else 503)
 
-    @router.api_route("/version", methods=_READ, response_model=None)
+    @_readable(router, "/version")
     async def version() -> Response:
         return _json({"version": segue.__version__})
 
@@ -71,7 +72,7 @@ def health_routes(service: Service) -> APIRouter:
 def operation_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/metrics", methods=_READ, response_model=None)
+    @_readable(router, "/metrics")
     async def metrics() -> Response:
         text = service.metrics.render()
         try:
@@ -90,6 +91,19 @@ def operation_routes(service: Service) -> APIRouter:
             raise DeadlineExceeded("the status could not be gathered in time") from None
 
     return router
+
+
+def _readable(router: APIRouter, path: str) -> Callable[[_Endpoint], _Endpoint]:
+    """GET and HEAD; two routes, since FastAPI describes a route under one operation name."""
+
+    def register(endpoint: _Endpoint) -> _Endpoint:
+        router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+        router.add_api_route(
+            path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False
+        )
+        return endpoint
+
+    return register
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

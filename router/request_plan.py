@@ -175,9 +175,14 @@ def _max_tokens(body: GenerationBody, num_prompt_tokens: int, card: ModelCard) -
         raise InvalidRequest(
             f"the prompt has {num_prompt_tokens} tokens and {asked} were asked for, "
             f"{num_prompt_tokens + asked} in all; the model's limit is {card.max_model_len}",
-            param="max_tokens",
+            param=_max_tokens_field(body),
         )
     return asked
+
+
+def _max_tokens_field(body: GenerationBody) -> str:
+    newer = isinstance(body, ChatBody) and body.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
 
 
 def _prompt_field(body: GenerationBody) -> str:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from segue.cluster.errors import DeadlineExceeded, InvalidRequest
-from segue.router.api_types import DetokenizeBody, TokenizeBody, parse_body
+from segue.router.api_types import DetokenizeBody, TokenizeBody, parse_body, request_schema
 from segue.router.prompts import check_token_ids, encode_chat, encode_prompt
 from segue.router.request_body import read_json
 from segue.router.request_plan import check_model
@@ -19,7 +19,7 @@ def tokenize_routes(service: Service) -> APIRouter:
     router = APIRouter()
     limits = service.config.admission
 
-    @router.post("/tokenize", response_model=None)
+    @router.post("/tokenize", response_model=None, openapi_extra=request_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         try:
             async with asyncio.timeout(limits.request_timeout_s):
@@ -28,7 +28,7 @@ def tokenize_routes(service: Service) -> APIRouter:
         except TimeoutError:
             raise DeadlineExceeded("tokenizing took longer than request_timeout_s") from None
 
-    @router.post("/detokenize", response_model=None)
+    @router.post("/detokenize", response_model=None, openapi_extra=request_schema(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         data = await read_json(request, limits.max_body_bytes)
         body = parse_body(DetokenizeBody, data)

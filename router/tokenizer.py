@@ -11,7 +11,7 @@ from segue.cluster.errors import ConfigurationError, InvalidRequest
 from segue.router.token_bytes import TokenBytes
 
 NUM_THREADS = 2
-_INLINE_CHARS = 2000  # below this a thread costs more than the work
+_INLINE_CHARS = 512  # below this a thread costs more than the work
 _INLINE_TOKENS = 2000
 _NORMALIZER_SLACK = 4  # how far a normalizer may shrink a text before it is split
 

@@ -56,6 +56,7 @@ _COMPLETION: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": _ONLY_NULL,
 }
 _CHAT: dict[str, tuple[Any, ...]] = {
+    "logprobs": (False, 0),
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

@@ -107,6 +107,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "messages.0.content.0",
     ),
     ("chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
+    ("chat/completions", {"max_completion_tokens": 2048}, "max_completion_tokens"),
     ("chat/completions", {"max_completion_tokens": 5, "min_tokens": 6}, "min_tokens"),
     ("chat/completions", {"logprobs": True}, "logprobs"),
     ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
@@ -205,7 +206,7 @@ async def test_neutral_values_and_unknown_fields_are_let_through(gateway: Gatewa
     response = await gateway.complete(**NEUTRAL, echo=False, suffix=None)
     assert response.status_code == 200, response.text
     response = await gateway.chat(
-        **{**NEUTRAL, "logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "auto"}
+        **{**NEUTRAL, "logprobs": 0, "top_logprobs": 0, "tools": [], "tool_choice": "auto"}
     )
     assert response.status_code == 200, response.text
     for request in gateway.generator.requests:

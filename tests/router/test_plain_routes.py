@@ -41,6 +41,14 @@ async def test_models_and_version(gateway: Gateway) -> None:
     assert (await gateway.client.get("/debug/status")).json() == {"workers": ["p0", "d0"]}
 
 
+async def test_openapi_describes_the_bodies(gateway: Gateway) -> None:
+    response = await gateway.client.get("/openapi.json")
+    assert "#/$defs" not in response.text
+    post = response.json()["paths"]["/v1/chat/completions"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    assert {"messages", "max_completion_tokens", "stop", "seed"} <= schema["properties"].keys()
+
+
 async def test_tokenize_and_back(gateway: Gateway) -> None:
     body = {"prompt": "Größe 東京 👍🏽", "return_token_strs": True}
     answer = (await gateway.client.post("/tokenize", json=body)).json()
