@@ -38,6 +38,14 @@ COUNTERS = {
     "generated_tokens": ("segue_sampled_tokens", "Tokens that were sampled or taken over."),
     "attempts_received": ("segue_attempts_received", "Attempts that were taken on."),
     "kv_bytes_read": ("segue_kv_transfer_bytes", "KV bytes read from peers and verified."),
+    "kv_bytes_announced": (
+        "segue_kv_handoff_bytes",
+        "KV bytes of prompts whose handoff was announced to its end.",
+    ),
+    "kv_bytes_overlapped": (
+        "segue_kv_handoff_overlapped_bytes",
+        "Of these, bytes that had arrived when the prompt's last chunk was computed.",
+    ),
     "prefix_cache_queried_tokens": ("segue_prefix_cache_queries", "Context tokens looked up."),
     "prefix_cache_reused_tokens": ("segue_prefix_cache_hits", "Context tokens found."),
 }

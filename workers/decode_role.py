@@ -88,6 +88,10 @@ class DecodeRole:
         self._landings: dict[AttemptId, Landing] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._renewal: asyncio.Task[None] | None = None
+        # Of prompts that were announced whole: blocks read, and those that had arrived when the
+        # source said that the last chunk was computed.
+        self.blocks_read = 0
+        self.blocks_overlapped = 0
 
     # -- calls from the prefill worker -------------------------------------------------------
 
@@ -205,6 +209,10 @@ class DecodeRole:
             if announcement.first_token is not None:
                 break
             self._raise_early_failure(landing)
+        self.blocks_read += sum(len(read.local_blocks) for read in landing.reads)
+        self.blocks_overlapped += sum(
+            len(read.local_blocks) for read in landing.reads if read.verified.done()
+        )
         expected = -(-landing.sequence.num_context // self._block_size)
         if landing.next_block != expected:
             raise TransferError(f"{landing.next_block} of {expected} blocks were announced")

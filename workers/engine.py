@@ -89,7 +89,7 @@ class Engine:
         self._sequences: dict[AttemptId, Sequence] = {}
         self._announced: dict[AttemptId, int] = {}  # blocks of a handoff already told of
         self._outcome = StepOutcome()
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -113,7 +113,7 @@ class Engine:
     def num_sequences(self) -> int:
         return len(self._sequences)
 
-    def post(self, action: Callable[[], None]) -> None:
+    def post(self, action: Callable[[], object]) -> None:
         """Run `action` in the engine thread before the next step."""
         with self._wake:
             self._inbox.append(action)

@@ -18,6 +18,7 @@ def report(service: WorkerService) -> WorkerStatus:
     engine, receiver = service.parts.engine, service.parts.receiver
     scheduler, cache, counters = engine.scheduler, engine.cache, engine.counters
     blocks = cache.pool.counts()
+    block_bytes = service.parts.facts.block_bytes
     idle = time.monotonic() - counters.last_progress
     busy = engine.num_sequences > 0 and scheduler.has_work
     condition = WorkerCondition.READY
@@ -34,7 +35,7 @@ def report(service: WorkerService) -> WorkerStatus:
         "leases": len(service.leases),
         "reads_in_flight": receiver.num_in_flight,
         "kv_blocks_total": cache.pool.num_blocks,
-        "kv_block_bytes": service.parts.facts.block_bytes,
+        "kv_block_bytes": block_bytes,
         "kv_blocks_promised": cache.promised_blocks,
         **{f"kv_blocks_{state.value}": count for state, count in blocks.items()},
         **{f"held_{reason}": count for reason, count in held.items()},
@@ -44,6 +45,8 @@ def report(service: WorkerService) -> WorkerStatus:
         "context_tokens": counters.context_tokens,
         "generated_tokens": counters.generated_tokens,
         "attempts_received": service.attempts.received,
+        "kv_bytes_announced": service.decode.blocks_read * block_bytes,
+        "kv_bytes_overlapped": service.decode.blocks_overlapped * block_bytes,
         "kv_bytes_read": receiver.transport.bytes_read,
         "prefix_cache_queried_tokens": cache.statistics.queried_tokens,
         "prefix_cache_reused_tokens": cache.statistics.reused_tokens,
