@@ -47,7 +47,7 @@ class Controller:
 
     async def run(self, *, restarted: bool = False) -> None:
         """Reconcile until cancelled. `restarted`: an earlier controller's workers may live."""
-        survivors = await self._adopt()
+        survivors = await self._adopt(restarted)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_silence())
             if restarted:
@@ -104,12 +104,15 @@ class Controller:
                 yield self.view()
             await self._bell.wait_past(rung, REFRESH_S)
 
-    async def _adopt(self) -> dict[str, WorkerIdentity]:
-        """Expect the workers that run already; end those that nobody asks for."""
+    async def _adopt(self, restarted: bool) -> dict[str, WorkerIdentity]:
+        """Expect the workers that run already; end those that nobody asks for.
+
+        Whatever a new deployment finds is left over from an earlier one and knows its token only.
+        """
         survivors: dict[str, WorkerIdentity] = {}
         for identity in await self._launcher.running():
             pool = self._pool_of.get(identity.worker_id)
-            if pool is None or identity.worker_id in survivors:
+            if not restarted or pool is None or identity.worker_id in survivors:
                 logger.warning("ending %s: nobody asks for it", identity)
                 await self._launcher.kill(identity)
                 continue

@@ -187,6 +187,18 @@ async def test_restart_replaces_what_died_meanwhile(launcher: ProcessLauncher, p
         assert len(await launcher.running()) == 2
 
 
+async def test_new_deployment_ends_what_an_earlier_one_left(
+    launcher: ProcessLauncher, port: int
+) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+        left = {worker.identity for worker in (await plane.ready(2)).workers}
+    async with plane.running():
+        view = await plane.ready(2, but=tuple(left))
+        assert left.isdisjoint(await launcher.running())
+        assert {w.identity for w in view.workers} == set(await launcher.running())
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
