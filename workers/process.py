@@ -32,10 +32,11 @@ from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.model_runner import ModelRunner, kv_block_bytes
 from segue.workers.models.spec import ModelSpec, load_spec
+from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
 from segue.workers.scheduler.microbatch import StepBudget
 from segue.workers.scheduler.scheduler import Scheduler
-from segue.workers.service import WorkerFacts, WorkerParts, WorkerService
+from segue.workers.service import WorkerService
 from segue.workers.step_execution import StepExecution
 
 logger = logging.getLogger(__name__)

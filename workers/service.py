@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 
 from segue.cluster.config import TransferConfig
 from segue.cluster.handoff import (
@@ -22,13 +21,12 @@ from segue.cluster.handoff import (
 )
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.worker_status import WorkerStatus
-from segue.kvtransfer.receiver import Receiver
 from segue.workers.attempts import Attempts, Running
 from segue.workers.decode_role import DecodeRole
-from segue.workers.engine import Ended, Engine, StepOutcome
+from segue.workers.engine import Ended, StepOutcome
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
-from segue.workers.peers import Peers
+from segue.workers.parts import WorkerParts
 from segue.workers.prefill_role import PrefillRole
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.status_report import report
@@ -36,27 +34,6 @@ from segue.workers.status_report import report
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What is known of a worker before it listens."""
-
-    role: str
-    fingerprint: dict[str, str]
-    transport_metadata: bytes
-    num_blocks: int
-    block_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """What a worker is put together from."""
-
-    engine: Engine
-    receiver: Receiver
-    peers: Peers
-    facts: WorkerFacts
 
 
 class WorkerService:
@@ -160,7 +137,7 @@ class WorkerService:
         return self.status_now()
 
     def status_now(self) -> WorkerStatus:
-        return report(self)
+        return report(self.parts, self.attempts, self.leases, self.decode)
 
     # -- news from the engine ----------------------------------------------------------------
 

@@ -1,38 +1,37 @@
 """What a worker says about itself, computed from its state when it is asked."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
-
-if TYPE_CHECKING:
-    from segue.workers.service import WorkerService
+from segue.workers.attempts import Attempts
+from segue.workers.decode_role import DecodeRole
+from segue.workers.lease_desk import LeaseDesk
+from segue.workers.parts import WorkerParts
 
 STALLED_SECONDS = 60.0
 
 
-def report(service: WorkerService) -> WorkerStatus:
-    engine, receiver = service.parts.engine, service.parts.receiver
+def report(
+    parts: WorkerParts, attempts: Attempts, leases: LeaseDesk, decode: DecodeRole
+) -> WorkerStatus:
+    engine, receiver = parts.engine, parts.receiver
     scheduler, cache, counters = engine.scheduler, engine.cache, engine.counters
     blocks = cache.pool.counts()
-    block_bytes = service.parts.facts.block_bytes
+    block_bytes = parts.facts.block_bytes
     idle = time.monotonic() - counters.last_progress
     busy = engine.num_sequences > 0 and scheduler.has_work
     condition = WorkerCondition.READY
     if not engine.is_alive or (busy and idle > STALLED_SECONDS):
         condition = WorkerCondition.STALLED
-    elif service.attempts.draining:
+    elif attempts.draining:
         condition = WorkerCondition.DRAINING
     held = Counter(reason.value for reason in dict(scheduler.held).values())
     gauges = {
         "running_requests": len(scheduler.generation) + len(scheduler.context),
         "landing_requests": len(scheduler.landing),
-        "waiting_requests": len(service.attempts)
-        - scheduler.num_admitted,  # for credit, blocks or a slot
-        "leases": len(service.leases),
+        "waiting_requests": len(attempts) - scheduler.num_admitted,  # for credit, blocks or a slot
+        "leases": len(leases),
         "reads_in_flight": receiver.num_in_flight,
         "kv_blocks_total": cache.pool.num_blocks,
         "kv_block_bytes": block_bytes,
@@ -44,18 +43,18 @@ def report(service: WorkerService) -> WorkerStatus:
         "steps": counters.steps,
         "context_tokens": counters.context_tokens,
         "generated_tokens": counters.generated_tokens,
-        "attempts_received": service.attempts.received,
-        "kv_bytes_announced": service.decode.blocks_read * block_bytes,
-        "kv_bytes_overlapped": service.decode.blocks_overlapped * block_bytes,
+        "attempts_received": attempts.received,
+        "kv_bytes_announced": decode.blocks_read * block_bytes,
+        "kv_bytes_overlapped": decode.blocks_overlapped * block_bytes,
         "kv_bytes_read": receiver.transport.bytes_read,
         "prefix_cache_queried_tokens": cache.statistics.queried_tokens,
         "prefix_cache_reused_tokens": cache.statistics.reused_tokens,
-        **{f"attempts_ended_{name}": n for name, n in service.attempts.ended.items()},
-        **{f"lease_{name.replace(' ', '_')}": n for name, n in service.leases.verdicts.items()},
+        **{f"attempts_ended_{name}": n for name, n in attempts.ended.items()},
+        **{f"lease_{name.replace(' ', '_')}": n for name, n in leases.verdicts.items()},
     }
     return WorkerStatus(
-        identity=service.identity,
-        role=service.parts.facts.role,
+        identity=parts.peers.identity,
+        role=parts.facts.role,
         condition=condition,
         gauges={name: float(value) for name, value in gauges.items()},
         counters={name: float(value) for name, value in totals.items()},

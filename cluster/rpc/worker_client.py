@@ -1,6 +1,6 @@
 """Calls to one worker, each with a deadline and fenced by the identity it is meant for."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from segue.cluster.handoff import (
@@ -46,7 +46,7 @@ class WorkerClient:
         )
         await self._channel.unary(self._stub.Abort, request, deadline_s=deadline_s)
 
-    async def frames(self, gateway_id: str) -> AsyncIterator[list[TokenDelta]]:
+    async def frames(self, gateway_id: str) -> AsyncGenerator[list[TokenDelta], None]:
         """Silence is normal here; keepalive ends the stream if the worker is gone."""
         request = pb.FramesRequest(target=self._target, gateway_id=gateway_id)
         stream = self._channel.stream(self._stub.Frames, request, silence_s=None)
