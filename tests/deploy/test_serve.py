@@ -1,0 +1,95 @@
+"""`segue serve` as a user starts, uses, hurts and stops it, on a Ray cluster of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+CONFIG = """
+pools:
+  prefill: {role: prefill, replica: {num_cpus: 0.5}, engine: &engine {kv_cache_bytes: 67108864}}
+  decode: {role: decode, replica: {num_cpus: 0.5}, engine: *engine}
+"""
+QUESTION = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+
+
+class Server:
+    """A running `segue serve` and what it has said so far."""
+
+    def __init__(self, folder: Path) -> None:
+        config = folder / "segue.yaml"
+        config.write_text(CONFIG)
+        self._said = folder / "said.txt"
+        code = "from segue.deploy.launch import main; main()"
+        with self._said.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, "serve", str(config), "--port", "0"],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def wait_for(self, pattern: str, seconds: float) -> re.Match[str]:
+        end = time.monotonic() + seconds
+        while (found := re.search(pattern, self.said())) is None:
+            assert self.process.poll() is None, f"it ended:\n{self.said()}"
+            assert time.monotonic() < end, f"no '{pattern}' within {seconds} s:\n{self.said()}"
+            time.sleep(0.1)
+        return found
+
+
+@pytest.fixture
+def server(tmp_path: Path, bundled_model: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    if server.process.poll() is None:
+        server.process.kill()
+        server.process.wait(10)
+
+
+def test_serve_answers_heals_and_stops(server: Server) -> None:
+    url = server.wait_for(r"serving (http://\S+)", 60).group(1)
+    early = httpx.get(f"{url}/ready", timeout=10)
+    if early.status_code != 200:
+        assert early.status_code == 503 and "no " in early.json()["reason"]
+    server.wait_for(r"ready: http", 90)
+    assert ask(url) == " Paris"
+    ours = {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
+
+    victim = int(server.wait_for(r"decode-0 ready \(pid (\d+)\)", 1).group(1))
+    os.kill(victim, signal.SIGKILL)
+    server.wait_for(r"decode-0 dead: its process died unexpectedly", 5)
+    server.wait_for(r"decode-0 dead(.|\n)*decode-0 ready(.|\n)*ready: http", 60)
+    assert ask(url) == " Paris"
+    metrics = httpx.get(f"{url}/metrics", timeout=10).text
+    assert re.search(r'segue_pool_ready_replicas\{.*pool="decode".*\} 1', metrics)
+
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    assert "SIGTERM: finishing what is under way" in server.said()
+    assert "Traceback" not in server.said() and "(raylet)" not in server.said()
+    assert_gone(ours | {victim}, 30)
+
+
+def ask(url: str) -> str:
+    answer = httpx.post(f"{url}/v1/completions", json={"model": "smollm2-135m"} | QUESTION)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text[: len(" Paris")]
+
+
+def assert_gone(pids: set[int], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while left := [pid for pid in pids if psutil.pid_exists(pid)]:
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.2)
