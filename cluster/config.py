@@ -107,6 +107,9 @@ class EngineConfig(Section):
     )
     enable_prefix_caching: bool = True
     torch_threads: Annotated[int, Field(ge=1)] = 1
+    trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(
+        default=512, description="how many engine steps are remembered for `segue trace`"
+    )
 
     @model_validator(mode="after")
     def _chunks_fit(self) -> Self:

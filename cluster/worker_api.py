@@ -14,6 +14,7 @@ from segue.cluster.handoff import (
     WorkerDescription,
 )
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
+from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 
 
@@ -61,3 +62,7 @@ class WorkerApi(Protocol):
     async def describe(self) -> WorkerDescription: ...
 
     async def status(self) -> WorkerStatus: ...
+
+    async def trace(self, num_steps: int) -> tuple[StepRecord, ...]:
+        """The newest steps of the engine that were recorded, oldest first."""
+        ...

@@ -10,6 +10,7 @@ from segue.cluster.errors import ConfigurationError
 from segue.deploy.bench_command import bench_app
 from segue.deploy.config_command import config_app
 from segue.deploy.status_command import status
+from segue.deploy.trace_command import trace
 from segue.deploy.user_errors import told_to_the_user
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
 app.command()(status)
+app.command()(trace)
 
 
 def _print_version(wanted: bool) -> None:

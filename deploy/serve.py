@@ -26,6 +26,7 @@ from segue.router.generation import ModelCard, Readiness
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
+from segue.router.tracing import Tracing
 
 logger = logging.getLogger("segue")
 
@@ -195,6 +196,7 @@ class Deployment:
             readiness=self._readiness,
             metrics_text=lambda: metrics.text(self._watcher.view),
             status=lambda: self._status(metrics),
+            trace=Tracing(lambda: self._watcher.view, links).steps,
         )
         self._watcher.on_change(FleetLog(self._readiness, f"{url}/v1 as {card.id}").observe)
         logger.info("serving %s", url)

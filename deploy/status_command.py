@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-import httpx
 import orjson
 import typer
 from rich.console import Console
@@ -10,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from segue.cluster.errors import Unavailable
+from segue.deploy.gateway_query import fetch
 from segue.deploy.user_errors import told_to_the_user
 
-TIMEOUT_S = 10.0
 TABLE_WIDTH = 180  # where no terminal says how wide it is
 NOT_READY_EXIT = 1
 _STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "dead": "red"}
@@ -41,16 +40,9 @@ def status(
 
 def fetch_status(url: str, api_key: str | None) -> dict[str, Any]:
     """Raises Unavailable if nobody answers there as a Segue gateway does."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    target = url.rstrip("/") + "/debug/status"
-    try:
-        answer = httpx.get(target, headers=headers, timeout=TIMEOUT_S, trust_env=False)
-        answer.raise_for_status()
-        report = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise Unavailable(f"no status from {target}: {error}") from error
-    if not isinstance(report, dict) or not {"ready", "pools", "workers"} <= report.keys():
-        raise Unavailable(f"{target} is not a Segue gateway's")
+    report = fetch(url, "/debug/status", api_key)
+    if not {"ready", "pools", "workers"} <= report.keys():
+        raise Unavailable(f"{url} is not a Segue gateway's")
     return report
 
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 import segue
 from segue.cluster.config import GatewayConfig
+from segue.cluster.step_trace import StepRecord
 from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
 from segue.router.api_keys import ApiKeyLayer, load_api_keys
 from segue.router.chat_template import load_chat_template
@@ -25,7 +26,17 @@ from segue.router.tokenizer import NUM_THREADS, load_tokenizer
 
 KEEP_ALIVE_SECONDS = 15.0
 _PLAIN_PATHS = frozenset(
-    {"/v1/models", "/live", "/ready", "/health", "/ping", "/version", "/metrics", "/debug/status"}
+    {
+        "/v1/models",
+        "/live",
+        "/ready",
+        "/health",
+        "/ping",
+        "/version",
+        "/metrics",
+        "/debug/status",
+        "/debug/trace",
+    }
 )
 
 
@@ -38,9 +49,12 @@ def create_app(
     readiness: Callable[[], Readiness],
     metrics_text: Callable[[], Awaitable[bytes]],
     status: Callable[[], Awaitable[dict[str, Any]]],
+    trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None = None,
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
-    """Raises ConfigurationError if the model folder or the key file can not be used."""
+    """`trace` gives the last steps of a worker by its id; without it the route is not there.
+
+    Raises ConfigurationError if the model folder or the key file can not be used."""
     threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="segue-text")
     admission = Admission(config.admission)
     service = Service(
@@ -53,6 +67,7 @@ def create_app(
         readiness=readiness,
         metrics_text=metrics_text,
         status=status,
+        trace=trace,
         keep_alive_seconds=keep_alive_seconds,
     )
 

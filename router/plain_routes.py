@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import orjson
@@ -11,13 +12,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 import segue
-from segue.cluster.errors import DeadlineExceeded
+from segue.cluster.errors import DeadlineExceeded, InvalidRequest
 from segue.router.request_plan import check_model
 from segue.router.service import Service
 
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0  # for what other processes add to /metrics and /debug/status
+MAX_TRACED_STEPS = 4096
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Awaitable[Response]])
 
 
@@ -89,6 +91,17 @@ def operation_routes(service: Service) -> APIRouter:
                 return _json(await service.status())
         except TimeoutError:
             raise DeadlineExceeded("the status could not be gathered in time") from None
+
+    if (trace := service.trace) is not None:
+
+        @router.get("/debug/trace", response_model=None)
+        async def steps(worker: str, last: int = 40) -> Response:
+            if not 1 <= last <= MAX_TRACED_STEPS:
+                raise InvalidRequest(
+                    f"last must be in [1, {MAX_TRACED_STEPS}], got {last}", param="last"
+                )
+            records = await trace(worker, last)
+            return _json({"worker": worker, "steps": [asdict(record) for record in records]})
 
     return router
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue.cluster.config import GatewayConfig
+from segue.cluster.step_trace import StepRecord
 from segue.router.chat_template import ChatTemplate
 from segue.router.generation import Generator, ModelCard, Readiness
 from segue.router.http_metrics import HttpMetrics
@@ -22,4 +23,5 @@ class Service:
     readiness: Callable[[], Readiness]
     metrics_text: Callable[[], Awaitable[bytes]]
     status: Callable[[], Awaitable[dict[str, Any]]]
+    trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None
     keep_alive_seconds: float

@@ -18,6 +18,7 @@ from segue.cluster.handoff import Announcement, Failure, TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.scheduler.plan import Scheduled, StepPlan
 from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.sequence import Phase, Sequence
@@ -79,10 +80,12 @@ class Engine:
         execution: StepExecution,
         on_outcome: Callable[[StepOutcome], None],
         clock: Callable[[], float] = time.monotonic,
+        recorder: PlanRecorder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.cache: KVCache = scheduler.cache
         self.counters = EngineCounters(last_progress=clock())
+        self.recorder = recorder or PlanRecorder(0)
         self._execution = execution
         self._on_outcome = on_outcome
         self._clock = clock
@@ -222,7 +225,9 @@ class Engine:
             return
         for item in plan.generation:
             self.cache.extend(item.sequence, item.end)
+        began = time.time()
         result = self._execution.run(plan)
+        self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
         for sequence, error in result.failures.items():
             self._fail(sequence, Failure(FailureKind.COMPUTE, error, retryable=False))
         self._apply(plan, result.tokens, result.failures)

@@ -34,6 +34,7 @@ from segue.workers.model_runner import ModelRunner, kv_block_bytes
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
+from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.scheduler.microbatch import StepBudget
 from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.service import WorkerService
@@ -199,6 +200,7 @@ class WorkerProcess:
             Scheduler(cache, budget, config.max_num_seqs),
             StepExecution(runner, self._checksum(runner, layout)),
             self._engine_says,
+            recorder=PlanRecorder(config.trace_steps),
         )
 
     def _checksum(

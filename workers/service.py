@@ -20,6 +20,7 @@ from segue.cluster.handoff import (
     WorkerDescription,
 )
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
+from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 from segue.workers.attempts import Attempts, Running
 from segue.workers.decode_role import DecodeRole
@@ -135,6 +136,9 @@ class WorkerService:
 
     async def status(self) -> WorkerStatus:
         return self.status_now()
+
+    async def trace(self, num_steps: int) -> tuple[StepRecord, ...]:
+        return self.parts.engine.recorder.last(num_steps)
 
     def status_now(self) -> WorkerStatus:
         return report(self.parts, self.attempts, self.leases, self.decode)

@@ -17,6 +17,7 @@ from segue.cluster.handoff import (
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
 from segue.cluster.rpc import serving_pb2 as pb
+from segue.cluster.step_trace import StepReason, StepRecord, StepWork
 
 _FINISH_TO_PB = {None: pb.NOT_FINISHED, FinishReason.STOP: pb.STOP, FinishReason.LENGTH: pb.LENGTH}
 _FINISH_FROM_PB: dict[int, FinishReason | None] = {
@@ -257,4 +258,33 @@ def description_from_pb(message: pb.WorkerDescription) -> WorkerDescription:
         message.transport_metadata,
         message.pool_generation,
         message.num_blocks,
+    )
+
+
+def step_to_pb(step: StepRecord) -> pb.StepRecord:
+    return pb.StepRecord(
+        number=step.number,
+        began=step.began,
+        ended=step.ended,
+        context=[
+            pb.StepWork(attempt=work.attempt, start=work.start, num_tokens=work.num_tokens)
+            for work in step.context
+        ],
+        generation=step.generation,
+        reasons=[
+            pb.StepReason(attempt=reason.attempt, reason=reason.reason) for reason in step.reasons
+        ],
+        free_blocks=step.free_blocks,
+    )
+
+
+def step_from_pb(message: pb.StepRecord) -> StepRecord:
+    return StepRecord(
+        message.number,
+        message.began,
+        message.ended,
+        tuple(StepWork(work.attempt, work.start, work.num_tokens) for work in message.context),
+        tuple(message.generation),
+        tuple(StepReason(reason.attempt, reason.reason) for reason in message.reasons),
+        message.free_blocks,
     )

@@ -344,6 +344,56 @@ class WorkerStatus(_message.Message):
     seconds_since_step: float
     def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., counters: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., seconds_since_step: _Optional[float] = ...) -> None: ...
 
+class TraceRequest(_message.Message):
+    __slots__ = ("target", "num_steps")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    num_steps: int
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., num_steps: _Optional[int] = ...) -> None: ...
+
+class StepWork(_message.Message):
+    __slots__ = ("attempt", "start", "num_tokens")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    start: int
+    num_tokens: int
+    def __init__(self, attempt: _Optional[str] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class StepReason(_message.Message):
+    __slots__ = ("attempt", "reason")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    reason: str
+    def __init__(self, attempt: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StepRecord(_message.Message):
+    __slots__ = ("number", "began", "ended", "context", "generation", "reasons", "free_blocks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    began: float
+    ended: float
+    context: _containers.RepeatedCompositeFieldContainer[StepWork]
+    generation: _containers.RepeatedScalarFieldContainer[str]
+    reasons: _containers.RepeatedCompositeFieldContainer[StepReason]
+    free_blocks: int
+    def __init__(self, number: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., context: _Optional[_Iterable[_Union[StepWork, _Mapping]]] = ..., generation: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[_Union[StepReason, _Mapping]]] = ..., free_blocks: _Optional[int] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[StepRecord]
+    def __init__(self, steps: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ...) -> None: ...
+
 class RegisterRequest(_message.Message):
     __slots__ = ("peer", "pool", "role", "fingerprint", "pid")
     class FingerprintEntry(_message.Message):

@@ -84,6 +84,11 @@ class WorkerStub:
                 request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.StatusRequest.SerializeToString,
                 response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.WorkerStatus.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/segue.v1.Worker/Trace',
+                request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.TraceRequest.SerializeToString,
+                response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.TraceReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -149,6 +154,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -201,6 +212,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.StatusRequest.FromString,
                     response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.WorkerStatus.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.TraceRequest.FromString,
+                    response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.TraceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -473,6 +489,33 @@ class Worker:
             '/segue.v1.Worker/Status',
             segue_dot_cluster_dot_rpc_dot_serving__pb2.StatusRequest.SerializeToString,
             segue_dot_cluster_dot_rpc_dot_serving__pb2.WorkerStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Worker/Trace',
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.TraceRequest.SerializeToString,
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

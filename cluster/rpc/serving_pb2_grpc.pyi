@@ -44,6 +44,7 @@ class WorkerStub:
     Renew: _grpc.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]
     Describe: _grpc.UnaryUnaryMultiCallable[_serving_pb2.DescribeRequest, _serving_pb2.WorkerDescription]
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
+    Trace: _grpc.UnaryUnaryMultiCallable[_serving_pb2.TraceRequest, _serving_pb2.TraceReply]
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -58,6 +59,7 @@ class WorkerAsyncStub(WorkerStub):
     Renew: _aio.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_serving_pb2.DescribeRequest, _serving_pb2.WorkerDescription]  # type: ignore[assignment]
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
+    Trace: _aio.UnaryUnaryMultiCallable[_serving_pb2.TraceRequest, _serving_pb2.TraceReply]  # type: ignore[assignment]
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -129,6 +131,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _serving_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_serving_pb2.WorkerStatus, _abc.Awaitable[_serving_pb2.WorkerStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def Trace(
+        self,
+        request: _serving_pb2.TraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.TraceReply, _abc.Awaitable[_serving_pb2.TraceReply]]: ...
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

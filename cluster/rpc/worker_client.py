@@ -18,6 +18,7 @@ from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.channel import open_channel
 from segue.cluster.rpc.fleet_codec import status_from_pb
+from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 
 
@@ -99,6 +100,11 @@ class WorkerClient:
         return status_from_pb(
             await self._channel.unary(self._stub.Status, pb.StatusRequest(), deadline_s=deadline_s)
         )
+
+    async def trace(self, num_steps: int, *, deadline_s: float) -> list[StepRecord]:
+        request = pb.TraceRequest(target=self._target, num_steps=num_steps)
+        reply = await self._channel.unary(self._stub.Trace, request, deadline_s=deadline_s)
+        return list(map(codec.step_from_pb, reply.steps))
 
     async def close(self) -> None:
         await self._channel.close()

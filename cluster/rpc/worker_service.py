@@ -83,3 +83,8 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.WorkerStatus:
         return status_to_pb(await self._worker.status())
+
+    async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.TraceReply:
+        self._fence(request.target)
+        steps = await self._worker.trace(request.num_steps)
+        return pb.TraceReply(steps=map(codec.step_to_pb, steps))
