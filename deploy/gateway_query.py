@@ -19,10 +19,12 @@ def fetch(url: str, path: str, api_key: str | None, **query: str | int) -> dict[
         )
         body = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise Unavailable(f"no answer from {target}: {error}") from error
+        raise Unavailable(f"no gateway answers at {target}: {error}") from error
     if not isinstance(body, dict):
         raise Unavailable(f"{target} is not a Segue gateway's")
     if answer.status_code != 200:
-        told = body.get("error", {})
-        raise InvalidRequest(str(told.get("message", f"status {answer.status_code}")))
+        told = body.get("error")
+        if not isinstance(told, dict) or "message" not in told:
+            raise Unavailable(f"{target} answered with status {answer.status_code}")
+        raise InvalidRequest(str(told["message"]))
     return body
