@@ -219,12 +219,14 @@ class Engine:
                 self._fail(sequence, Failure(FailureKind.DEADLINE, message, retryable=False))
 
     def _step(self) -> None:
+        self.cache.refresh(self._clock())
         plan = self.scheduler.schedule()
+        for item in plan.generation:
+            self.cache.extend(item.sequence, item.end)
+        self._copy_blocks()
         self._outcome.granted.extend(plan.reservations)
         if plan.is_empty:
             return
-        for item in plan.generation:
-            self.cache.extend(item.sequence, item.end)
         began = time.time()
         result = self._execution.run(plan)
         self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
@@ -234,6 +236,12 @@ class Engine:
         self.counters.steps += 1
         self.counters.context_tokens += sum(item.num_tokens for item in plan.context)
         self.counters.last_progress = self._clock()
+
+    def _copy_blocks(self) -> None:
+        """Before the step computes, and before anybody may write into a block from outside."""
+        if copies := self.cache.take_copies():
+            self._execution.copy_blocks(copies)
+            self.cache.end_copies()
 
     def _apply(
         self, plan: StepPlan, tokens: dict[Sequence, int], failures: dict[Sequence, str]

@@ -1,6 +1,7 @@
 """Runs a model's steps on one device: owns its weights and its KV-cache, and knows no requests."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from segue.cluster.errors import ConfigurationError
 from segue.kernels.dispatch import kernels_for
 from segue.kernels.paged_cache import CacheShape, PagedCache
 from segue.workers.batch import PackedBatch
+from segue.workers.block_copies import BlockCopier
+from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.models.llama import Llama
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.models.step import step_tensors
@@ -34,6 +37,7 @@ class ModelRunner:
         device: str,
         num_blocks: int,
         block_size: int,
+        num_host_blocks: int = 0,
         dummy_seed: int = 0,
     ) -> None:
         self.spec: ModelSpec = load_spec(folder, load_format=load_format, dummy_seed=dummy_seed)
@@ -53,6 +57,7 @@ class ModelRunner:
         )
         self.block_bytes = kv_block_bytes(self.spec, dtype, block_size)
         self._cache = PagedCache(self.kv_cache)
+        self._copier = BlockCopier(self.kv_cache, num_host_blocks)
 
     @torch.inference_mode()
     def execute(self, batch: PackedBatch) -> torch.Tensor:
@@ -67,6 +72,10 @@ class ModelRunner:
             vocab_size=self.spec.vocab_size,
         )
         return self._model.forward(step.to(self.device), self._cache).float().cpu()
+
+    def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
+        """Carry out the operations in their order, before what `execute` does next."""
+        self._copier.run(operations)
 
 
 def kv_block_bytes(spec: ModelSpec, dtype: str, block_size: int) -> int:

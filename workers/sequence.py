@@ -6,6 +6,7 @@ from enum import StrEnum
 from segue.cluster.handoff import Assignment
 from segue.cluster.identity import AttemptId, Peer
 from segue.cluster.request import GenerationRequest
+from segue.workers.kvcache.retention import Retention
 
 
 class Phase(StrEnum):
@@ -41,6 +42,7 @@ class Sequence:
     num_published: int = 0  # leading blocks whose content is findable or known elsewhere
     promised_blocks: int = 0  # still to be allocated under the admission guarantee
     last_key: bytes | None = None  # key of block num_published - 1
+    retention: Retention = Retention()
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from segue.workers.batch import PackedBatch, SequenceSlice
+from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.sampler import InvalidLogits, SamplingRow, sample
 from segue.workers.scheduler.plan import Scheduled, StepPlan
 from segue.workers.sequence import Sequence as TokenSequence
@@ -18,6 +19,10 @@ logger = logging.getLogger(__name__)
 class Runner(Protocol):
     def execute(self, batch: PackedBatch) -> torch.Tensor:
         """Float32 logits, one row for each slice that samples, in batch order."""
+        ...
+
+    def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
+        """Carry out the operations in their order, before what `execute` does next."""
         ...
 
 
@@ -40,6 +45,9 @@ class StepExecution:
 
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         return self._checksum(block_ids) if self._checksum else ()
+
+    def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
+        self._runner.copy_blocks(operations)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run the step as one batch; if that raises, each sequence alone.

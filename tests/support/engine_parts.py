@@ -10,6 +10,12 @@ from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
 from segue.workers.batch import PackedBatch
 from segue.workers.engine import Engine, StepOutcome
+from segue.workers.kvcache.block_operations import (
+    BlockOperation,
+    CopyBlock,
+    OffloadBlock,
+    OnboardBlock,
+)
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.scheduler.microbatch import StepBudget
@@ -33,12 +39,23 @@ class FakeRunner:
     cache: the fake stores each token at (block, slot) and reads the last one back from there.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int = 0) -> None:
         self.block_size = block_size
         self.slots = [[-1] * block_size for _ in range(num_blocks)]
+        self.host = [[-1] * block_size for _ in range(num_host_slots)]
         self.batches: list[PackedBatch] = []
         self.poison: set[int] = set()  # token ids that raise
         self.not_finite: set[int] = set()  # last tokens whose logits are NaN
+
+    def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
+        for operation in operations:
+            match operation:
+                case CopyBlock(source, target, num_tokens):
+                    self.slots[target][:num_tokens] = self.slots[source][:num_tokens]
+                case OffloadBlock(block_id, slot):
+                    self.host[slot] = list(self.slots[block_id])
+                case OnboardBlock(slot, block_id):
+                    self.slots[block_id] = list(self.host[slot])
 
     def execute(self, batch: PackedBatch) -> torch.Tensor:
         self.batches.append(batch)

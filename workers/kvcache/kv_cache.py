@@ -8,16 +8,25 @@ sequence never waits for a block. Idle cached blocks are available, hence give n
 from dataclasses import dataclass, field
 
 from segue.cluster.block_hash import KeyScope, child_key, root_key
+from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.kvcache.block_pool import BlockPool, BlockState
 from segue.workers.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest run of leading whole blocks that the cache holds, and the last one's key."""
+    """What the cache holds of a sequence's leading tokens; at least one token is left to compute.
+
+    `live_full_blocks` of the whole ones are in use, so sharing them takes nothing of what is
+    available. `first_unmatched_key` names the first whole context block that is not held, if any.
+    """
 
     block_ids: tuple[int, ...]
     last_key: bytes
+    num_tokens: int = 0  # a partly matching last block included
+    full_blocks: int = 0
+    live_full_blocks: int = 0
+    first_unmatched_key: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -59,8 +68,7 @@ class KVCache:
 
     def blocks_needed(self, sequence: Sequence, match: PrefixMatch) -> int:
         """Blocks that admission takes out of what is available, now or later."""
-        shared = sum(not self.pool.is_idle(block_id) for block_id in match.block_ids)
-        return self.blocks_for(self.final_tokens(sequence)) - shared
+        return self.blocks_for(self.final_tokens(sequence)) - match.live_full_blocks
 
     # -- a sequence's life -------------------------------------------------------------------
 
@@ -68,36 +76,46 @@ class KVCache:
         """Find reusable leading blocks; at least one token is left to compute. Changes nothing."""
         key = self._root(sequence.request.cache_salt)
         found: list[int] = []
-        most = (sequence.num_context - 1) // self.block_size if self.reuse else 0
+        unmatched: bytes | None = None
+        most = (len(sequence.tokens) - 1) // self.block_size if self.reuse else 0
         for index in range(most):
             start = index * self.block_size
             next_key = child_key(key, sequence.tokens[start : start + self.block_size])
             block_id = self.pool.find(next_key)
             if block_id is None or self.pool.state(block_id) is BlockState.LANDING:
+                unmatched = next_key
                 break
             found.append(block_id)
             key = next_key
-        return PrefixMatch(tuple(found), key)
+        live = sum(not self.pool.is_idle(block_id) for block_id in found)
+        return PrefixMatch(
+            tuple(found), key, len(found) * self.block_size, len(found), live, unmatched
+        )
 
-    def admit(self, sequence: Sequence, *, landing: bool = False) -> bool:
-        """Give the sequence all blocks of its context and promise the rest, or change nothing.
+    def admit(
+        self, sequence: Sequence, *, landing: bool = False, total_tokens: int | None = None
+    ) -> bool:
+        """Give the sequence blocks for all its tokens and promise the rest, or change nothing.
 
-        With `landing`, blocks that are not reused wait for their content from a peer.
+        With `landing`, blocks that are not reused wait for their content from a peer. The promise
+        covers `total_tokens`; None: the whole answer; 0: nothing beyond the tokens known now.
         """
         match = self.match(sequence)
-        if self.blocks_needed(sequence, match) > self.pool.num_available - self._promised:
+        in_context = self.blocks_for(len(sequence.tokens))
+        promised = self.final_tokens(sequence) if total_tokens is None else total_tokens
+        total = max(in_context, self.blocks_for(promised))
+        if total - match.live_full_blocks > self.pool.num_available - self._promised:
             return False
         for block_id in match.block_ids:
             self.pool.share(block_id)
-        in_context = self.blocks_for(sequence.num_context)
         fresh = self.pool.allocate(in_context - len(match.block_ids), landing=landing)
         sequence.block_ids = [*match.block_ids, *fresh]
         sequence.num_published = len(match.block_ids)
         sequence.last_key = match.last_key
         sequence.num_cached = sequence.num_computed = len(match.block_ids) * self.block_size
-        sequence.promised_blocks = self.blocks_for(self.final_tokens(sequence)) - in_context
+        sequence.promised_blocks = total - in_context
         self._promised += sequence.promised_blocks
-        self.statistics.queried_tokens += sequence.num_context
+        self.statistics.queried_tokens += len(sequence.tokens)
         self.statistics.reused_tokens += sequence.num_cached
         return True
 
@@ -106,8 +124,9 @@ class KVCache:
         missing = self.blocks_for(num_tokens) - len(sequence.block_ids)
         if missing > 0:
             sequence.block_ids.extend(self.pool.allocate(missing))
-            sequence.promised_blocks -= missing
-            self._promised -= missing
+            kept = min(missing, sequence.promised_blocks)
+            sequence.promised_blocks -= kept
+            self._promised -= kept
 
     def publish(self, sequence: Sequence) -> None:
         """Make the whole blocks among the computed tokens findable."""
@@ -139,6 +158,25 @@ class KVCache:
         sequence.block_ids = []
         self._promised -= sequence.promised_blocks
         sequence.promised_blocks = 0
+
+    def pause(self, sequence: Sequence) -> None:
+        """Take everything back, so that the sequence can be admitted again with all its tokens."""
+        self.free(sequence)
+        sequence.num_computed = sequence.num_cached = sequence.num_published = 0
+        sequence.last_key = None
+
+    # -- for the engine, once a step ---------------------------------------------------------
+
+    def refresh(self, now: float) -> None:
+        """Tell the time: what is released from here on is released at `now`."""
+
+    def take_copies(self) -> tuple[BlockOperation, ...]:
+        """The block copies that must run, in this order, before the step's forward pass and
+        before anybody is told of a block that was given out."""
+        return ()
+
+    def end_copies(self) -> None:
+        """All copies that were taken have run."""
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless the pool balances with exactly these live sequences."""
