@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 BLOCK_HASH_VERSION = "segue-sha256-v1"
+WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,22 @@ def root_key(scope: KeyScope) -> bytes:
     return digest.digest()
 
 
-def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+def token_words(token_ids: Sequence[int]) -> bytes:
+    """The tokens as little-endian uint32, the form in which they are hashed and compared."""
     words = array("I", token_ids)
-    assert words.itemsize == 4
+    assert words.itemsize == WORD_BYTES
     if sys.byteorder == "big":
         words.byteswap()
-    return hashlib.sha256(parent + words.tobytes()).digest()
+    return words.tobytes()
+
+
+def chained_key(parent: bytes, words: bytes) -> bytes:
+    """`child_key` of tokens that are words already."""
+    return hashlib.sha256(parent + words).digest()
+
+
+def child_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    return chained_key(parent, token_words(token_ids))
 
 
 def block_keys(root: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
