@@ -1,20 +1,26 @@
-"""Owns every KV block: which state each is in, and the only code that may change that.
+"""Owns every device block: which state each is in, and the only code that may change that.
 
-          allocate                    publish + release
-   free ------------> owned ------------------------------> cached --(allocate: evicted)--> owned
-     ^  `-----> landing --land--> owned     lease                ^
-     |             |                owned ---------> leased -----'  (last lease ends, published)
-     `-------------+------------------------------------'           (unpublished: free)
+           allocate                    release, content known
+   free ------------> owned ------------------------------> cached --(content dropped)--> free
+     ^  `-----> landing --land--> owned     lease             |  ^
+     |             |                owned ---------> leased --|--+  (last lease ends; content
+     |             |                                          |  |   unknown: free)
+     `-------------+------------------------------------------+-copying (a copy from or to it is
+                                                                         ordered, nobody holds it)
 
 A block has one state, derived from its counts: landing, else owned (some sequence holds it), else
-leased (some reader may still read it), else cached (idle, found by its key), else free. No tensor,
-no clock. One thread.
+leased (some reader may still read it), else copying, else cached (idle, its content is known),
+else free. Only cached blocks are victims, only free ones are handed out. No tensor, no clock. One
+thread.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from segue.workers.kvcache.eviction import EvictionQueue
+from segue.workers.kvcache.retention import DEFAULT_PRIORITY
 
 
 class BlockState(StrEnum):
@@ -23,6 +29,7 @@ class BlockState(StrEnum):
     CACHED = "cached"
     LEASED = "leased"
     LANDING = "landing"
+    COPYING = "copying"
 
 
 class OutOfBlocks(Exception):
@@ -33,43 +40,50 @@ class OutOfBlocks(Exception):
 class _Block:
     owners: int = 0
     leases: int = 0
+    copies: int = 0
     landing: bool = False
-    key: bytes | None = None
+    has_content: bool = False
+    state: BlockState = BlockState.FREE
+    priority: int = DEFAULT_PRIORITY
+    duration: float | None = None
 
-    @property
-    def state(self) -> BlockState:
+    def derived_state(self) -> BlockState:
         if self.landing:
             return BlockState.LANDING
         if self.owners:
             return BlockState.OWNED
         if self.leases:
             return BlockState.LEASED
-        return BlockState.FREE if self.key is None else BlockState.CACHED
+        if self.copies:
+            return BlockState.COPYING
+        return BlockState.CACHED if self.has_content else BlockState.FREE
 
 
 class BlockPool:
-    """`num_blocks` blocks and the index of those whose content is known.
-
-    `generation` names this life of the pool; it changes whenever all content is dropped.
-    """
+    """`num_blocks` blocks. `generation` names this life of the pool; it changes whenever all
+    content is dropped. `now` is the time at which what is released is released."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self.generation = 1
+        self.now = 0.0
         self._blocks = [_Block() for _ in range(num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        self._by_key: dict[bytes, int] = {}
+        self._cached = EvictionQueue()
         self._counts = dict.fromkeys(BlockState, 0)
         self._counts[BlockState.FREE] = num_blocks
 
     # -- questions ---------------------------------------------------------------------------
 
     @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
     def num_available(self) -> int:
-        """Blocks that `allocate` could hand out: free ones and idle cached ones."""
+        """Blocks that could be handed out: free ones and idle cached ones."""
         return len(self._free) + len(self._cached)
 
     def counts(self) -> dict[BlockState, int]:
@@ -78,68 +92,82 @@ class BlockPool:
     def state(self, block_id: int) -> BlockState:
         return self._blocks[block_id].state
 
-    def find(self, key: bytes) -> int | None:
-        """The block that holds `key`'s content, in whatever state; does not touch the LRU."""
-        return self._by_key.get(key)
-
-    def key(self, block_id: int) -> bytes | None:
-        return self._blocks[block_id].key
+    def num_holders(self, block_id: int) -> int:
+        """Sequences and readers that keep it from being given out."""
+        block = self._blocks[block_id]
+        return block.owners + block.leases
 
     def is_idle(self, block_id: int) -> bool:
+        """It counts as available, so taking or sharing it leaves one less."""
         return self._blocks[block_id].state in (BlockState.FREE, BlockState.CACHED)
+
+    def has_content(self, block_id: int) -> bool:
+        return self._blocks[block_id].has_content
+
+    def priority(self, block_id: int) -> int:
+        return self._blocks[block_id].priority
+
+    def duration(self, block_id: int) -> float | None:
+        return self._blocks[block_id].duration
+
+    def victim(self) -> int | None:
+        """The cached block whose content goes first; it stays cached."""
+        return self._cached.victim()
 
     # -- transitions -------------------------------------------------------------------------
 
     def allocate(self, count: int, *, landing: bool = False) -> list[int]:
-        """Take `count` blank blocks: free ones, then the least recently used cached ones."""
-        if count > self.num_available:
-            raise OutOfBlocks(f"{count} blocks wanted, {self.num_available} available")
+        """Take `count` free blocks, those longest free first."""
+        if count > len(self._free):
+            raise OutOfBlocks(f"{count} blocks wanted, {len(self._free)} free")
         taken: list[int] = []
+        state = BlockState.LANDING if landing else BlockState.OWNED
         for _ in range(count):
-            block_id = next(iter(self._free), None)
-            if block_id is None:
-                block_id = next(iter(self._cached))
-                self._unpublish(block_id)
+            block_id, _ = self._free.popitem(last=False)
             block = self._blocks[block_id]
-            before = block.state
-            block.owners = 1
-            block.landing = landing
-            self._moved(block_id, before)
+            block.owners, block.landing, block.state = 1, landing, state
+            block.priority, block.duration = DEFAULT_PRIORITY, None
             taken.append(block_id)
+        self._counts[BlockState.FREE] -= count
+        self._counts[state] += count
         return taken
 
     def share(self, block_id: int) -> None:
-        """One more sequence holds a block with known content."""
+        """One more sequence holds a block: one with known content, or one that is held already."""
         block = self._blocks[block_id]
-        if block.key is None or block.landing:
+        if block.landing or not (block.has_content or block.owners):
             raise ValueError(f"block {block_id} has no content that could be shared")
-        before = block.state
         block.owners += 1
-        self._moved(block_id, before)
+        self._settle(block_id, block)
 
-    def release(self, block_ids: Iterable[int]) -> None:
+    def release(self, block_ids: Iterable[int], *, reuse_first: bool = False) -> None:
         """A sequence lets go. Give a sequence's blocks last to first: suffixes are evicted first.
 
-        A block that is still landing must be landed or dropped first.
+        A block that is still landing must be landed or dropped first. With `reuse_first`, blocks
+        without content are the next to be handed out.
         """
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.owners < 1 or block.landing:
                 raise ValueError(f"block {block_id} is {block.state}, not owned")
-            before = block.state
             block.owners -= 1
-            self._moved(block_id, before)
+            self._settle(block_id, block)
+            if reuse_first and block.state is BlockState.FREE:
+                self._free.move_to_end(block_id, last=False)
 
-    def publish(self, block_id: int, key: bytes) -> bool:
-        """Make a whole, complete block findable. False: another block holds this content."""
+    def know_content(self, block_id: int) -> None:
+        """The content of a block is known from now on and will not change while it is."""
         block = self._blocks[block_id]
-        if block.landing or not block.owners:
-            raise ValueError(f"block {block_id} is {block.state}; only owned blocks are published")
-        if block.key is not None or key in self._by_key:
-            return block.key == key
-        block.key = key
-        self._by_key[key] = block_id
-        return True
+        if block.landing or not block.owners or block.has_content:
+            raise ValueError(f"block {block_id} is {block.state}; its content cannot become known")
+        block.has_content = True
+
+    def drop_content(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        if not block.has_content:
+            raise ValueError(f"block {block_id} has no known content")
+        block.has_content = False
+        self._settle(block_id, block)
 
     def land(self, block_ids: Iterable[int]) -> None:
         """Landing blocks hold their content now, all at once."""
@@ -157,63 +185,82 @@ class BlockPool:
         if not block.landing:
             raise ValueError(f"block {block_id} is {block.state}, not landing")
         block.landing = False
-        self._moved(block_id, BlockState.LANDING)
+        self._settle(block_id, block)
 
-    def lease(self, block_ids: Iterable[int]) -> None:
-        """A remote reader may read these until `end_lease`."""
+    def lease(self, block_ids: Sequence[int]) -> None:
+        """A remote reader may read these until `end_lease`. All of them, or none."""
         for block_id in block_ids:
             block = self._blocks[block_id]
-            if block.landing or not block.owners:
+            if block.landing or not block.owners or block.copies:
                 raise ValueError(f"block {block_id} is {block.state}; only owned ones are leased")
-            block.leases += 1
+        for block_id in block_ids:
+            self._blocks[block_id].leases += 1
 
     def end_lease(self, block_ids: Sequence[int]) -> None:
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]
             if not block.leases:
                 raise ValueError(f"block {block_id} is not leased")
-            before = block.state
             block.leases -= 1
-            self._moved(block_id, before)
+            self._settle(block_id, block)
 
-    def drop_cached(self) -> int:
-        """Forget all idle content; returns how many blocks that freed."""
-        idle = list(self._cached)
-        for block_id in idle:
-            self._unpublish(block_id)
-        return len(idle)
+    def begin_copy(self, block_id: int) -> None:
+        """A copy from or to this block is ordered: until it has run, the block stays as it is."""
+        block = self._blocks[block_id]
+        if block.landing or not (block.owners or block.has_content):
+            raise ValueError(f"block {block_id} is {block.state}; it cannot take part in a copy")
+        block.copies += 1
+        self._settle(block_id, block)
+
+    def end_copy(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        if not block.copies:
+            raise ValueError(f"block {block_id} takes part in no copy")
+        block.copies -= 1
+        self._settle(block_id, block)
+
+    def retain(self, block_id: int, priority: int, duration: float | None) -> None:
+        """Set how a held block will be kept, once it is released."""
+        block = self._blocks[block_id]
+        block.priority, block.duration = priority, duration
+
+    def expire(self, now: float) -> list[int]:
+        """Let time pass; returns the cached blocks that fell to the default priority."""
+        self.now = now
+        moved = self._cached.expire(now)
+        for block_id in moved:
+            self.retain(block_id, DEFAULT_PRIORITY, None)
+        return moved
 
     # -- bookkeeping -------------------------------------------------------------------------
 
-    def _unpublish(self, block_id: int) -> None:
-        block = self._blocks[block_id]
-        before = block.state
-        if block.key is not None:
-            del self._by_key[block.key]
-            block.key = None
-        self._moved(block_id, before)
-
-    def _moved(self, block_id: int, before: BlockState) -> None:
-        after = self._blocks[block_id].state
+    def _settle(self, block_id: int, block: _Block) -> None:
+        before, after = block.state, block.derived_state()
         if after is before:
             return
+        block.state = after
         self._counts[before] -= 1
         self._counts[after] += 1
-        for state, idle in ((BlockState.FREE, self._free), (BlockState.CACHED, self._cached)):
-            if before is state:
-                del idle[block_id]
-            if after is state:
-                idle[block_id] = None
+        if before is BlockState.FREE:
+            del self._free[block_id]
+        elif before is BlockState.CACHED:
+            self._cached.remove(block_id)
+        if after is BlockState.FREE:
+            self._free[block_id] = None
+        elif after is BlockState.CACHED:
+            expires_at = None if block.duration is None else self.now + block.duration
+            self._cached.add(block_id, block.priority, expires_at)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is in exactly the state it is counted in."""
         actual = dict.fromkeys(BlockState, 0)
         for block_id, block in enumerate(self._blocks):
             actual[block.state] += 1
-            assert block.owners >= 0 and block.leases >= 0
+            assert block.state is block.derived_state()
+            assert block.owners >= 0 and block.leases >= 0 and block.copies >= 0
+            assert not (block.landing and (block.has_content or block.owners != 1))
             assert (block_id in self._free) == (block.state is BlockState.FREE)
             assert (block_id in self._cached) == (block.state is BlockState.CACHED)
-            assert block.key is None or self._by_key[block.key] == block_id
         assert actual == self._counts
         assert sum(actual.values()) == self.num_blocks
-        assert len(self._by_key) == sum(block.key is not None for block in self._blocks)
+        self._cached.check_integrity()

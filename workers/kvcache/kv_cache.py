@@ -1,49 +1,51 @@
 """Gives sequences their blocks: prefix reuse, admission guarantee, growth, publication.
 
-Holds no tensor. Block arithmetic follows GUARANTEED_NO_EVICT: a sequence is admitted only if its
-prompt and its whole answer fit beside what is promised to those already admitted, so an admitted
-sequence never waits for a block. Idle cached blocks are available, hence give no credit.
+Holds no tensor. A sequence is admitted only if its tokens and what it is promised beyond them fit
+beside what is promised to those already admitted, so that an admitted sequence never waits for a
+block it was promised. Idle cached blocks are available, hence give no credit.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import replace
 
-from segue.cluster.block_hash import KeyScope, child_key, root_key
+from segue.cluster.block_hash import KeyScope, root_key, token_words
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.kvcache.block_pool import BlockPool, BlockState
+from segue.workers.kvcache.content_index import ContentIndex
+from segue.workers.kvcache.events import EventLog, Snapshot
+from segue.workers.kvcache.policy import ReusePolicy
+from segue.workers.kvcache.prefix_match import PrefixMatch, match_prefix
+from segue.workers.kvcache.radix_tree import Node
+from segue.workers.kvcache.retention import DEFAULT_PRIORITY, Retention
+from segue.workers.kvcache.statistics import CacheStatistics
 from segue.workers.sequence import Sequence
 
+__all__ = ["KVCache", "PrefixMatch"]
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """What the cache holds of a sequence's leading tokens; at least one token is left to compute.
-
-    `live_full_blocks` of the whole ones are in use, so sharing them takes nothing of what is
-    available. `first_unmatched_key` names the first whole context block that is not held, if any.
-    """
-
-    block_ids: tuple[int, ...]
-    last_key: bytes
-    num_tokens: int = 0  # a partly matching last block included
-    full_blocks: int = 0
-    live_full_blocks: int = 0
-    first_unmatched_key: bytes | None = None
+MAX_SALTS = 1024
+NOTHING_SPECIAL = Retention()
 
 
-@dataclass(slots=True)
-class ReuseStatistics:
-    queried_tokens: int = 0
-    reused_tokens: int = 0
-
-
-@dataclass(slots=True)
 class KVCache:
-    pool: BlockPool
-    block_size: int
-    scope: KeyScope
-    reuse: bool = True
-    statistics: ReuseStatistics = field(default_factory=ReuseStatistics)
-    _promised: int = 0
-    _roots: dict[str, bytes] = field(default_factory=dict)
+    """One thread. `refresh` once a step tells it the time; the copies it orders are taken by
+    `take_copies` once a step, before anything is computed or told."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        scope: KeyScope,
+        reuse: bool | ReusePolicy = True,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.policy = ReusePolicy(enabled=reuse) if isinstance(reuse, bool) else reuse
+        self.statistics = CacheStatistics()
+        self._scope = scope
+        self._content = ContentIndex(pool, block_size, self.policy, self.statistics)
+        self._limits: dict[Sequence, int] = {}  # blocks promised in all, those held included
+        self._promised = 0
+        self._roots: dict[str, bytes] = {}
 
     # -- arithmetic --------------------------------------------------------------------------
 
@@ -72,24 +74,18 @@ class KVCache:
 
     # -- a sequence's life -------------------------------------------------------------------
 
-    def match(self, sequence: Sequence) -> PrefixMatch:
-        """Find reusable leading blocks; at least one token is left to compute. Changes nothing."""
-        key = self._root(sequence.request.cache_salt)
-        found: list[int] = []
-        unmatched: bytes | None = None
-        most = (len(sequence.tokens) - 1) // self.block_size if self.reuse else 0
-        for index in range(most):
-            start = index * self.block_size
-            next_key = child_key(key, sequence.tokens[start : start + self.block_size])
-            block_id = self.pool.find(next_key)
-            if block_id is None or self.pool.state(block_id) is BlockState.LANDING:
-                unmatched = next_key
-                break
-            found.append(block_id)
-            key = next_key
-        live = sum(not self.pool.is_idle(block_id) for block_id in found)
-        return PrefixMatch(
-            tuple(found), key, len(found) * self.block_size, len(found), live, unmatched
+    def match(self, sequence: Sequence, *, whole_blocks: bool = False) -> PrefixMatch:
+        """Find reusable leading tokens, in whole blocks only if so wanted. Changes nothing."""
+        key = self._root_key(sequence.request.cache_salt)
+        if not self.policy.enabled:
+            return PrefixMatch(0, 0, None, key)
+        return match_prefix(
+            self._content.tree,
+            key,
+            sequence.tokens,
+            self.block_size,
+            self.pool.is_idle,
+            self._part_allowed if self.policy.partial and not whole_blocks else None,
         )
 
     def admit(
@@ -100,45 +96,73 @@ class KVCache:
         With `landing`, blocks that are not reused wait for their content from a peer. The promise
         covers `total_tokens`; None: the whole answer; 0: nothing beyond the tokens known now.
         """
-        match = self.match(sequence)
-        in_context = self.blocks_for(len(sequence.tokens))
-        promised = self.final_tokens(sequence) if total_tokens is None else total_tokens
-        total = max(in_context, self.blocks_for(promised))
-        if total - match.live_full_blocks > self.pool.num_available - self._promised:
+        match = self.match(sequence, whole_blocks=landing)
+        limit = self._limit(sequence, total_tokens)
+        left = self.pool.num_available - self._promised - (limit - match.live_full_blocks)
+        if left < 0:
             return False
-        for block_id in match.block_ids:
+        if left < self._held_by_copy(match):
+            match = match.without_part()
+        in_context = self.blocks_for(len(sequence.tokens))
+        sequence.block_ids = self._take_blocks(match, in_context, landing)
+        sequence.num_published, sequence.last_key = match.full_blocks, match.last_key
+        self._retain_matched(sequence, match)
+        self._retain_fresh(sequence, match.full_blocks + (match.part is not None))
+        self._begin(sequence, match.num_tokens, limit, match.full_blocks)
+        return True
+
+    def fork(self, source: Sequence, target: Sequence, *, total_tokens: int | None = None) -> bool:
+        """Admit `target` on what is computed of `source`, whose tokens it begins with.
+
+        Whole blocks are shared, the rest is copied. False, and nothing changed: no room.
+        """
+        shared = min(source.num_computed, len(target.tokens) - 1)
+        same = target.tokens[:shared] == source.tokens[:shared]
+        if not same or source.request.cache_salt != target.request.cache_salt:
+            raise ValueError("only a sequence that begins with the same tokens is forked")
+        full, part = divmod(shared, self.block_size)
+        limit = self._limit(target, total_tokens)
+        if limit - full > self.pool.num_available - self._promised:
+            return False
+        for block_id in source.block_ids[:full]:
             self.pool.share(block_id)
-        fresh = self.pool.allocate(in_context - len(match.block_ids), landing=landing)
-        sequence.block_ids = [*match.block_ids, *fresh]
-        sequence.num_published = len(match.block_ids)
-        sequence.last_key = match.last_key
-        sequence.num_cached = sequence.num_computed = len(match.block_ids) * self.block_size
-        sequence.promised_blocks = total - in_context
-        self._promised += sequence.promised_blocks
-        self.statistics.queried_tokens += len(sequence.tokens)
-        self.statistics.reused_tokens += sequence.num_cached
+        fresh = self._content.allocate(self.blocks_for(len(target.tokens)) - full)
+        target.block_ids = [*source.block_ids[:full], *fresh]
+        if part:
+            self._content.copies.copy(source.block_ids[full], fresh[0], part)
+            self.statistics.copied += 1
+        self._retain_fresh(target, full)
+        self._begin(target, shared, limit, full)
+        self.publish(target)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Make sure that positions [0, num_tokens) have blocks."""
-        missing = self.blocks_for(num_tokens) - len(sequence.block_ids)
+        held = len(sequence.block_ids)
+        missing = self.blocks_for(num_tokens) - held
         if missing > 0:
-            sequence.block_ids.extend(self.pool.allocate(missing))
-            kept = min(missing, sequence.promised_blocks)
-            sequence.promised_blocks -= kept
-            self._promised -= kept
+            sequence.block_ids.extend(self._content.allocate(missing))
+            self.statistics.allocated_for_answers += missing
+            self._retain_fresh(sequence, held)
+            self._promise(sequence)
+
+    def rewind(self, sequence: Sequence, num_tokens: int) -> None:
+        """Positions from `num_tokens` on were not accepted; their blocks are reused first."""
+        if num_tokens < sequence.num_published * self.block_size:
+            raise ValueError("published blocks cannot be taken back")
+        keep = self.blocks_for(num_tokens)
+        self.pool.release(reversed(sequence.block_ids[keep:]), reuse_first=True)
+        del sequence.block_ids[keep:]
+        sequence.num_computed = min(sequence.num_computed, num_tokens)
+        self._promise(sequence)
 
     def publish(self, sequence: Sequence) -> None:
         """Make the whole blocks among the computed tokens findable."""
-        if not self.reuse:
-            return
-        for index in range(sequence.num_published, sequence.num_computed // self.block_size):
-            start = index * self.block_size
-            assert sequence.last_key is not None
-            tokens = sequence.tokens[start : start + self.block_size]
-            sequence.last_key = child_key(sequence.last_key, tokens)
-            self.pool.publish(sequence.block_ids[index], sequence.last_key)
-            sequence.num_published = index + 1
+        start, end = sequence.num_published, sequence.num_computed // self.block_size
+        if self.policy.enabled and start < end:
+            parent = self._last_published(sequence)
+            node = self._content.store(parent, self._pieces(sequence, start, end))
+            sequence.num_published, sequence.last_key = end, node.key
 
     def land(self, sequence: Sequence) -> None:
         """The context's KV has arrived and was verified; make it visible in one step."""
@@ -150,17 +174,24 @@ class KVCache:
         return [b for b in sequence.block_ids if self.pool.state(b) is BlockState.LANDING]
 
     def free(self, sequence: Sequence) -> None:
-        """Take everything back. No read into the sequence's blocks may be in flight."""
+        """Publish what is computed, then take everything back; nothing if it holds nothing.
+
+        No read into the sequence's blocks may be in flight.
+        """
+        if not sequence.block_ids:
+            return
+        self.publish(sequence)
+        self._publish_part(sequence)
         landing = self.landing_blocks(sequence)
         self.pool.drop_landing(reversed(landing))
         gone = set(landing)
         self.pool.release(b for b in reversed(sequence.block_ids) if b not in gone)
         sequence.block_ids = []
-        self._promised -= sequence.promised_blocks
-        sequence.promised_blocks = 0
+        self._limits.pop(sequence)
+        self._promise(sequence)
 
     def pause(self, sequence: Sequence) -> None:
-        """Take everything back, so that the sequence can be admitted again with all its tokens."""
+        """Free the sequence so that it can be admitted again with all its tokens."""
         self.free(sequence)
         sequence.num_computed = sequence.num_cached = sequence.num_published = 0
         sequence.last_key = None
@@ -169,34 +200,166 @@ class KVCache:
 
     def refresh(self, now: float) -> None:
         """Tell the time: what is released from here on is released at `now`."""
+        self._content.expire(now)
 
     def take_copies(self) -> tuple[BlockOperation, ...]:
-        """The block copies that must run, in this order, before the step's forward pass and
-        before anybody is told of a block that was given out."""
-        return ()
+        """The block copies that must run now, in this order: before the step's forward pass and
+        before anybody is told of a block that was given out. Then comes `end_copies`."""
+        return self._content.copies.take()
 
     def end_copies(self) -> None:
         """All copies that were taken have run."""
+        self._content.copies.end()
+
+    def abandon_copies(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Copies failed: nothing cached is trusted any more. Returns those of `sequences` that
+        hold a block of unknown content; all that is left to do with them is to free them."""
+        unknown = self._content.copies.abandon()
+        self.drop_content()
+        spoilt = [s for s in sequences if not unknown.isdisjoint(s.block_ids)]
+        for sequence in spoilt:
+            sequence.num_computed = sequence.num_published = 0
+        return spoilt
+
+    def drop_content(self) -> None:
+        """Forget all that is findable, and begin a new generation of the pool."""
+        self._content.forget_all()
+        self.pool.generation += 1
+
+    # -- for others --------------------------------------------------------------------------
+
+    @property
+    def events(self) -> EventLog:
+        return self._content.events
+
+    def snapshot(self) -> Snapshot:
+        return self._content.snapshot()
+
+    @property
+    def offloaded_blocks(self) -> int:
+        return self._content.host.num_used
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless the pool balances with exactly these live sequences."""
         self.pool.check_integrity()
+        self._content.check_integrity()
         assert self._promised == sum(s.promised_blocks for s in sequences) >= 0
+        assert self._limits.keys() == {s for s in sequences if s.block_ids}
         counts = self.pool.counts()
         held = {block_id for s in sequences for block_id in s.block_ids}
         assert len(held) == counts[BlockState.OWNED] + counts[BlockState.LANDING]
+        assert counts[BlockState.COPYING] == 0 or len(self._content.copies) > 0
 
-    def _root(self, salt: str) -> bytes:
+    # -- admission ---------------------------------------------------------------------------
+
+    def _limit(self, sequence: Sequence, total_tokens: int | None) -> int:
+        total = self.final_tokens(sequence) if total_tokens is None else total_tokens
+        return self.blocks_for(max(total, len(sequence.tokens)))
+
+    def _part_allowed(self, node: Node) -> bool:
+        return self.policy.copy_on_partial or self._content.is_idle_leaf(node)
+
+    def _held_by_copy(self, match: PrefixMatch) -> int:
+        """Idle blocks that a copy from them makes unavailable until it has run."""
+        part = match.part
+        if part is None or part.block_id is None or self._content.is_idle_leaf(part):
+            return 0
+        return int(self.pool.is_idle(part.block_id))
+
+    def _take_blocks(self, match: PrefixMatch, count: int, landing: bool) -> list[int]:
+        """Blocks for a context of `count` blocks. What is matched is claimed before anything is
+        allocated, so that no allocation can evict it."""
+        content, part = self._content, match.part
+        own: list[int] = []
+        for node in match.nodes:
+            content.claim(node)
+        copied = part is not None and not content.is_idle_leaf(part)
+        if part is not None and copied:
+            content.claim(part)
+        elif part is not None:
+            own = [content.take_over(part)]
+        on_host = [node for node in match.nodes if node.block_id is None]
+        for node, block_id in zip(on_host, content.allocate(len(on_host)), strict=True):
+            content.onboard(node, block_id)
+        shared = [node.block_id for node in match.nodes if node.block_id is not None]
+        own += content.allocate(count - len(shared) - len(own), landing=landing)
+        if part is not None and copied:
+            content.copy_part(part, own[0], match.num_part_tokens)
+        return shared + own
+
+    def _begin(self, sequence: Sequence, num_tokens: int, limit: int, full: int) -> None:
+        sequence.num_cached = sequence.num_computed = num_tokens
+        self._limits[sequence] = limit
+        self._promise(sequence)
+        part = int(num_tokens > full * self.block_size)
+        counts = self.statistics
+        counts.queried_tokens += len(sequence.tokens)
+        counts.reused_tokens += num_tokens
+        counts.reused_full += full
+        counts.reused_partial += part
+        counts.missed += self.blocks_for(len(sequence.tokens)) - full - part
+
+    def _promise(self, sequence: Sequence) -> None:
+        """Make the promise what is left of the sequence's limit."""
+        before = sequence.promised_blocks
+        left = self._limits.get(sequence, 0) - len(sequence.block_ids)
+        sequence.promised_blocks = max(0, left)
+        self._promised += sequence.promised_blocks - before
+
+    # -- retention ---------------------------------------------------------------------------
+
+    def _retain_matched(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Reused content takes a priority only if one is given, but always the duration."""
+        prompt = sequence.request.num_prompt_tokens
+        for index, node in enumerate(match.nodes):
+            wanted = sequence.retention.of_block(index * self.block_size, prompt)
+            self._content.retain(node, wanted.priority, wanted.duration)
+
+    def _retain_fresh(self, sequence: Sequence, first: int) -> None:
+        """For blocks of one's own from block `first` on; they have the default now."""
+        if sequence.retention == NOTHING_SPECIAL:
+            return
+        prompt = sequence.request.num_prompt_tokens
+        for index in range(first, len(sequence.block_ids)):
+            wanted = sequence.retention.of_block(index * self.block_size, prompt)
+            priority = DEFAULT_PRIORITY if wanted.priority is None else wanted.priority
+            self.pool.retain(sequence.block_ids[index], priority, wanted.duration)
+
+    # -- publication -------------------------------------------------------------------------
+
+    def _pieces(self, sequence: Sequence, start: int, end: int) -> list[tuple[bytes, int]]:
+        size = self.block_size
+        return [
+            (token_words(sequence.tokens[i * size : (i + 1) * size]), sequence.block_ids[i])
+            for i in range(start, end)
+        ]
+
+    def _last_published(self, sequence: Sequence) -> Node:
+        """The node of the last published block. If that was forgotten meanwhile (it may have been
+        another sequence's block), the sequence's own blocks become findable instead."""
+        tree = self._content.tree
+        root = tree.grow_root(self._root_key(sequence.request.cache_salt))
+        if not sequence.num_published:
+            return root
+        node = None if sequence.last_key is None else tree.find(sequence.last_key)
+        if node is not None:
+            return node
+        return self._content.store(root, self._pieces(sequence, 0, sequence.num_published))
+
+    def _publish_part(self, sequence: Sequence) -> None:
+        """Make a last block that is not whole findable, unless its tokens are so already."""
+        start, rest = divmod(sequence.num_computed, self.block_size)
+        if not (self.policy.enabled and self.policy.partial and rest):
+            return
+        parent = self._last_published(sequence)
+        piece = token_words(sequence.tokens[start * self.block_size : sequence.num_computed])
+        known = self._content.tree.best_partial(parent, piece, lambda node: True)
+        if known is None or known[1] < rest:
+            self._content.store(parent, [(piece, sequence.block_ids[start])])
+
+    def _root_key(self, salt: str) -> bytes:
         if salt not in self._roots:
-            if len(self._roots) > 1024:  # bounded: salts come from clients
+            if len(self._roots) >= MAX_SALTS:  # bounded: salts come from clients
                 self._roots.clear()
-            scope = KeyScope(
-                self.scope.model_revision,
-                self.scope.kv_dtype,
-                self.scope.block_size,
-                self.scope.position_settings,
-                self.scope.adapter,
-                salt or None,
-            )
-            self._roots[salt] = root_key(scope)
+            self._roots[salt] = root_key(replace(self._scope, salt=salt or None))
         return self._roots[salt]
