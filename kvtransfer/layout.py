@@ -1,7 +1,9 @@
 """Where the bytes of a KV block are: the descriptor both ends of a transfer must agree on.
 
 Memory is block-major, `[block][layer][k|v][kv_head][slot][head_dim]`: a block, a layer range of a
-block, and a head range of one layer's keys or values are each one contiguous byte range.
+block, and a head range of one layer's keys or values are each one contiguous byte range. Quantised,
+the codes of a head are followed by its scales, `[slot]`, so all of this holds and no range can be
+sent, summed up or freed without the scales that belong to it.
 """
 
 from collections.abc import Mapping
@@ -11,11 +13,24 @@ from segue.cluster.errors import ConfigurationError, TransferError
 from segue.kvtransfer.transport import ByteRange
 
 AXES = "block,layer,kv,kv_head,slot,head_dim"
+SCALES_VERSION = 1  # grows when the meaning of a scale changes, not only its place
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTensor:
+    """A tensor's share of a head's keys or values; `place` counts from where those begin."""
+
+    name: str
+    dtype: str
+    place: ByteRange
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The shape of one worker's KV memory. `num_blocks` may differ between peers, no more."""
+    """The shape of one worker's KV memory. `num_blocks` may differ between peers, no more.
+
+    `scale_bytes`: of one float scale for each (layer, k|v, kv_head, slot); 0 without scales.
+    """
 
     num_blocks: int
     num_layers: int
@@ -24,6 +39,7 @@ class KVLayout:
     head_dim: int
     dtype: str
     itemsize: int
+    scale_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -36,11 +52,30 @@ class KVLayout:
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"KV layout: {name} must be at least 1", param=name)
+        if self.scale_bytes not in (0, 2, 4):
+            raise ConfigurationError(
+                f"KV layout: scale_bytes must be 0, 2 or 4, not {self.scale_bytes}",
+                param="scale_bytes",
+            )
+        if self.scale_bytes and self.head_dim * self.itemsize % self.scale_bytes:
+            raise ConfigurationError(
+                f"KV layout: scales of {self.scale_bytes} bytes are not aligned behind a head_dim "
+                f"of {self.head_dim}",
+                param="head_dim",
+            )
+
+    def head_tensors(self) -> tuple[HeadTensor, ...]:
+        """All that makes up the keys, or the values, of one head in one layer of a block."""
+        data_bytes = self.block_size * self.head_dim * self.itemsize
+        data = HeadTensor("data", self.dtype, ByteRange(0, data_bytes))
+        if not self.scale_bytes:
+            return (data,)
+        place = ByteRange(data_bytes, self.block_size * self.scale_bytes)
+        return (data, HeadTensor("scales", f"float{8 * self.scale_bytes}", place))
 
     @property
     def head_bytes(self) -> int:
-        """The keys, or the values, of one head in one layer of a block."""
-        return self.block_size * self.head_dim * self.itemsize
+        return self.block_size * (self.head_dim * self.itemsize + self.scale_bytes)
 
     @property
     def layer_bytes(self) -> int:
@@ -88,7 +123,16 @@ class KVLayout:
             "head_dim": str(self.head_dim),
             "dtype": self.dtype,
             "itemsize": str(self.itemsize),
+            "scales": f"v{SCALES_VERSION}" if self.scale_bytes else "none",
+            "tensors": " ".join(map(_described, self.head_tensors())),
         }
+
+    @property
+    def storage(self) -> str:
+        """How a number is stored, in one line: all of it that a block's key must tell apart."""
+        if not self.scale_bytes:
+            return self.dtype
+        return f"{self.dtype} with float{8 * self.scale_bytes} scales v{SCALES_VERSION}"
 
 
 def incompatibility(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
@@ -98,6 +142,10 @@ def incompatibility(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str |
             here, there = (_shown(side.get(field)) for side in (ours, theirs))
             return f"{field} is {here} here and {there} at the peer"
     return None
+
+
+def _described(tensor: HeadTensor) -> str:
+    return f"{tensor.name}:{tensor.dtype}@{tensor.place.offset}+{tensor.place.length}"
 
 
 def _shown(value: str | None) -> str:

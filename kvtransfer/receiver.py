@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from segue.cluster.errors import TransferError
 from segue.kvtransfer.checksum import block_checksums
@@ -78,15 +78,7 @@ class Receiver:
             try:
                 if peer not in self._peers:
                     self.transport.connect(peer, metadata)
-                    self._peers[peer] = KVLayout(
-                        num_blocks,
-                        self._layout.num_layers,
-                        self._layout.num_kv_heads,
-                        self._layout.block_size,
-                        self._layout.head_dim,
-                        self._layout.dtype,
-                        self._layout.itemsize,
-                    )
+                    self._peers[peer] = replace(self._layout, num_blocks=num_blocks)
                 done.set_result(None)
             except Exception as error:
                 done.set_exception(error)

@@ -24,6 +24,18 @@ LAYOUTS = st.builds(
     itemsize=st.just(2),
 )
 LAYOUT = KVLayout(10, 30, 3, 16, 64, "float32", 4)
+FP8 = KVLayout(10, 30, 3, 16, 64, "fp8_e4m3", 1, 4)
+QUANTISED = st.builds(
+    KVLayout,
+    num_blocks=SMALL,
+    num_layers=SMALL,
+    num_kv_heads=SMALL,
+    block_size=SMALL,
+    head_dim=SMALL.map(lambda n: 4 * n),
+    dtype=st.sampled_from(["fp8_e4m3", "int8"]),
+    itemsize=st.just(1),
+    scale_bytes=st.just(4),
+)
 
 
 def numbered_bytes(layout: KVLayout) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -33,9 +45,7 @@ def numbered_bytes(layout: KVLayout) -> np.ndarray[tuple[int, ...], np.dtype[np.
         layout.num_layers,
         2,
         layout.num_kv_heads,
-        layout.block_size,
-        layout.head_dim,
-        layout.itemsize,
+        layout.block_size * (layout.head_dim * layout.itemsize + layout.scale_bytes),
     )
     return np.arange(layout.num_bytes, dtype=np.int64).reshape(shape)
 
@@ -44,7 +54,7 @@ def bytes_of(ranges: list[ByteRange]) -> list[int]:
     return [byte for part in ranges for byte in range(part.offset, part.end)]
 
 
-@given(layout=LAYOUTS, data=st.data())
+@given(layout=LAYOUTS | QUANTISED, data=st.data())
 def test_ranges_are_slices_of_the_array(layout: KVLayout, data: st.DataObject) -> None:
     array = numbered_bytes(layout)
     block = data.draw(st.integers(0, layout.num_blocks - 1))
@@ -66,6 +76,22 @@ def test_sizes_of_a_known_model() -> None:
     assert LAYOUT.num_bytes == 10 * LAYOUT.block_bytes
 
 
+@given(layout=LAYOUTS | QUANTISED)
+def test_the_tensors_of_a_head_fill_it_without_a_gap(layout: KVLayout) -> None:
+    tensors = layout.head_tensors()
+    assert [tensor.name for tensor in tensors] == ["data", "scales"][: len(tensors)]
+    assert len(tensors) == 1 + (layout.scale_bytes > 0)
+    assert bytes_of([tensor.place for tensor in tensors]) == list(range(layout.head_bytes))
+
+
+def test_a_quantised_block_is_nearly_a_quarter_of_a_float32_block() -> None:
+    assert FP8.block_bytes == 30 * 2 * 3 * 16 * (64 + 4)
+    assert LAYOUT.block_bytes / FP8.block_bytes == pytest.approx(64 * 4 / 68)
+    data, scales = FP8.head_tensors()
+    assert (data.dtype, data.place) == ("fp8_e4m3", ByteRange(0, 1024))
+    assert (scales.dtype, scales.place) == ("float32", ByteRange(1024, 64))
+
+
 def test_parts_that_do_not_exist_are_refused() -> None:
     for block in (-1, 10):
         with pytest.raises(TransferError, match="outside"):
@@ -77,6 +103,10 @@ def test_parts_that_do_not_exist_are_refused() -> None:
         LAYOUT.head_ranges(0, 0, 4)
     with pytest.raises(ConfigurationError, match="head_dim"):
         replace(LAYOUT, head_dim=0)
+    with pytest.raises(ConfigurationError, match="head_dim of 66"):
+        replace(FP8, head_dim=66)
+    with pytest.raises(ConfigurationError, match="scale_bytes"):
+        replace(FP8, scale_bytes=-4)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +117,35 @@ def test_a_difference_is_refused_by_name(field: str) -> None:
     other = replace(LAYOUT, **change)
     message = incompatibility(LAYOUT.fingerprint(), other.fingerprint())
     assert message is not None and message.startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "field"),
+    [
+        (LAYOUT, FP8, "dtype is 'float32' here and 'fp8_e4m3' at the peer"),
+        (FP8, replace(FP8, dtype="int8"), "dtype is 'fp8_e4m3' here and 'int8' at the peer"),
+        (FP8, replace(FP8, scale_bytes=0), "scales is 'v1' here and 'none' at the peer"),
+        (FP8, replace(FP8, scale_bytes=2), "tensors is 'data:fp8_e4m3@0+1024 scales:float32@1024"),
+    ],
+)
+def test_another_kind_of_code_or_scale_is_refused_by_name(
+    ours: KVLayout, theirs: KVLayout, field: str
+) -> None:
+    message = incompatibility(ours.fingerprint(), theirs.fingerprint())
+    assert message is not None and message.startswith(field)
+
+
+def test_storage_tells_apart_whatever_a_block_may_hold() -> None:
+    layouts = [
+        LAYOUT,
+        replace(LAYOUT, dtype="bfloat16", itemsize=2),
+        FP8,
+        replace(FP8, dtype="int8"),
+        replace(FP8, scale_bytes=2),
+        replace(FP8, scale_bytes=0),
+    ]
+    assert LAYOUT.storage == "float32"
+    assert len({layout.storage for layout in layouts}) == len(layouts)
 
 
 def test_only_the_number_of_blocks_may_differ() -> None:

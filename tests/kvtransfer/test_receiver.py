@@ -13,7 +13,7 @@ from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import Faults, LoopbackFabric, LoopbackTransport
 from segue.kvtransfer.receiver import BlockRead, Receiver
 
-LAYOUT = KVLayout(8, 2, 1, 4, 4, "float32", 4)
+LAYOUT = KVLayout(8, 2, 1, 4, 4, "int8", 1, scale_bytes=4)
 
 
 class Memory:
