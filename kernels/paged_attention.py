@@ -32,7 +32,8 @@ class GenerationGroup:
     padded_length: int
     key_rows: torch.Tensor  # block rows, (sequences, kv_heads, blocks) flat
     hidden: torch.Tensor  # bool (sequences, 1, 1, positions): beyond the end
-    value_rows: torch.Tensor  # slot rows, (sequences, heads, positions) flat
+    value_block_rows: torch.Tensor  # block rows, (sequences, kv_heads, blocks) flat
+    value_rows: torch.Tensor  # rows of the value table, (sequences, heads, positions) flat
     value_offsets: torch.Tensor  # where each (sequence, head) begins in value_rows
 
 
@@ -72,22 +73,37 @@ def plan_generations(
     positions = torch.arange(padded_length)
     hidden = positions >= lengths.unsqueeze(1)
     own = torch.where(hidden, 0, positions)
-    slots = own % shape.block_size
-    value_rows = shape.slot_rows(blocks.gather(1, own // shape.block_size), slots)[..., 1, :]
-    per_head = value_rows.permute(0, 2, 1).repeat_interleave(num_heads // shape.num_kv_heads, 1)
+    block_rows = shape.block_rows(blocks).permute(2, 0, 3, 1)
+    value_rows = _value_rows(shape, blocks, own)
+    per_head = value_rows.repeat_interleave(num_heads // shape.num_kv_heads, 1)
     return GenerationGroup(
         tokens=tokens,
         padded_length=padded_length,
-        key_rows=shape.block_rows(blocks)[..., 0, :].permute(0, 2, 1).reshape(-1),
+        key_rows=block_rows[0].reshape(-1),
         hidden=hidden.view(sequences, 1, 1, padded_length),
+        value_block_rows=block_rows[1].reshape(-1),
         value_rows=per_head.reshape(-1),
         value_offsets=torch.arange(sequences * num_heads) * padded_length,
     )
 
 
+def _value_rows(shape: CacheShape, blocks: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Where the values of positions `own` (sequences, n) are in the value table: (.., kv_heads, n).
+
+    The table is the cache; or, quantised, what was gathered and decoded of this group's blocks.
+    """
+    if shape.codes is None:
+        slots = own % shape.block_size
+        rows = shape.slot_rows(blocks.gather(1, own // shape.block_size), slots)
+        return rows[..., 1, :].permute(0, 2, 1)
+    sequences, positions = own.shape
+    firsts = torch.arange(sequences * shape.num_kv_heads) * positions
+    return firsts.view(sequences, -1, 1) + own.unsqueeze(1)
+
+
 def store(layer: LayerCache, keys_values: torch.Tensor, plan: AttentionPlan) -> None:
     """Write the step's keys and values (tokens, 2, kv_heads, head_dim) where they belong."""
-    layer.slot_rows.index_copy_(0, plan.write_rows, keys_values.flatten(0, 2))
+    layer.write(plan.write_rows, keys_values.flatten(0, 2))
 
 
 def context_attention(
@@ -95,7 +111,7 @@ def context_attention(
 ) -> torch.Tensor:
     """Attend from (tokens, heads, head_dim) to all positions up to each token's own."""
     head_dim = query.shape[-1]
-    gathered = layer.block_rows.index_select(0, piece.rows)
+    gathered = layer.gather(piece.rows).scaled().to(query.dtype)
     keys, values = gathered.view(2, 1, num_kv_heads, -1, head_dim)[..., : piece.length, :]
     attended = functional.scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=piece.visible, enable_gqa=True
@@ -108,21 +124,28 @@ def generation_attention(
 ) -> torch.Tensor:
     """Attend from one token of each sequence, (sequences, heads, head_dim), to all it has.
 
-    The heads that share keys are rows of one small matrix, so keys are never repeated; values are
-    summed straight out of the cache, which on a CPU halves what is copied.
+    The heads that share keys are rows of one small matrix, so keys are never repeated. Values are
+    summed straight out of the cache, which on a CPU halves what is copied; codes are decoded first.
     """
     sequences, heads, head_dim = query.shape
-    gathered = layer.block_rows.index_select(0, group.key_rows)
-    keys = gathered.view(sequences, num_kv_heads, group.padded_length, head_dim)
-    folded = query.view(sequences, num_kv_heads, heads // num_kv_heads, head_dim)
-    scores = torch.matmul(folded * head_dim**-0.5, keys.transpose(2, 3))
+    grid = (sequences, num_kv_heads, -1, group.padded_length)
+    keys, values = layer.gather(group.key_rows), layer.value_table(group.value_block_rows)
+    folded = (query * head_dim**-0.5).to(keys.values.dtype)
+    scores = torch.matmul(
+        folded.view(sequences, num_kv_heads, heads // num_kv_heads, head_dim),
+        keys.values.view(sequences, num_kv_heads, -1, head_dim).transpose(2, 3),
+    )
+    if keys.factors is not None:
+        scores = scores * keys.factors.view(grid)
     scores.masked_fill_(group.hidden, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    if values.factors is not None:
+        weights = (weights * values.factors.view(grid)).masked_fill_(group.hidden, 0.0)
     summed = functional.embedding_bag(
         group.value_rows,
-        layer.slot_rows,
+        values.values,
         group.value_offsets,
         mode="sum",
-        per_sample_weights=weights.view(-1),
+        per_sample_weights=weights.to(values.values.dtype).view(-1),
     )
-    return summed.view(sequences, heads, head_dim)
+    return summed.to(query.dtype).view(sequences, heads, head_dim)

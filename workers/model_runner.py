@@ -10,6 +10,7 @@ import torch
 from segue.cluster.errors import ConfigurationError
 from segue.kernels.dispatch import kernels_for
 from segue.kernels.paged_cache import CacheShape, PagedCache
+from segue.kernels.quantization import CODE_FORMATS, CodeFormat
 from segue.workers.batch import PackedBatch
 from segue.workers.block_copies import BlockCopier
 from segue.workers.kvcache.block_operations import BlockOperation
@@ -37,6 +38,7 @@ class ModelRunner:
         device: str,
         num_blocks: int,
         block_size: int,
+        kv_cache_dtype: str = "auto",
         num_host_blocks: int = 0,
         dummy_seed: int = 0,
     ) -> None:
@@ -50,13 +52,13 @@ class ModelRunner:
             dummy_seed=dummy_seed if load_format == "dummy" else None,
         )
         self._model = Llama(self.spec, weights, kernels)
-        self._shape = replace(_shape(self.spec, block_size), num_blocks=num_blocks)
+        self._shape = replace(_shape(self.spec, block_size, kv_cache_dtype), num_blocks=num_blocks)
         # On a CPU the pages of `empty` cost nothing until a block is first written.
         self.kv_cache: torch.Tensor = torch.empty(
-            self._shape.dimensions, dtype=_torch_dtype(dtype), device=self.device
+            self._shape.dimensions, dtype=_storage_dtype(self._shape, dtype), device=self.device
         )
-        self.block_bytes = kv_block_bytes(self.spec, dtype, block_size)
-        self._cache = PagedCache(self.kv_cache)
+        self.block_bytes = kv_block_bytes(self.spec, dtype, block_size, kv_cache_dtype)
+        self._cache = PagedCache(self.kv_cache, self._shape)
         self._copier = BlockCopier(self.kv_cache, num_host_blocks)
 
     @torch.inference_mode()
@@ -78,14 +80,33 @@ class ModelRunner:
         self._copier.run(operations)
 
 
-def kv_block_bytes(spec: ModelSpec, dtype: str, block_size: int) -> int:
-    """What one block takes in the cache: keys and values of `block_size` tokens, all layers."""
-    return math.prod(_shape(spec, block_size).dimensions) * _torch_dtype(dtype).itemsize
+def kv_block_bytes(
+    spec: ModelSpec, dtype: str, block_size: int, kv_cache_dtype: str = "auto"
+) -> int:
+    """What one block takes: keys and values of `block_size` tokens, all layers, scales included."""
+    shape = _shape(spec, block_size, kv_cache_dtype)
+    return math.prod(shape.dimensions) * _storage_dtype(shape, dtype).itemsize
 
 
-def _shape(spec: ModelSpec, block_size: int) -> CacheShape:
+def _shape(spec: ModelSpec, block_size: int, kv_cache_dtype: str) -> CacheShape:
     """The shape of a cache of one block."""
-    return CacheShape(1, spec.num_layers, spec.num_kv_heads, block_size, spec.head_dim)
+    codes = None if kv_cache_dtype == "auto" else _code_format(kv_cache_dtype)
+    try:
+        return CacheShape(1, spec.num_layers, spec.num_kv_heads, block_size, spec.head_dim, codes)
+    except ValueError as error:
+        raise ConfigurationError(f"kv_cache_dtype: {error}", param="kv_cache_dtype") from error
+
+
+def _storage_dtype(shape: CacheShape, dtype: str) -> torch.dtype:
+    """Codes and scales lie in one tensor, so it is one of bytes."""
+    return _torch_dtype(dtype) if shape.codes is None else torch.uint8
+
+
+def _code_format(name: str) -> CodeFormat:
+    if name not in CODE_FORMATS:
+        known = ", ".join(("auto", *CODE_FORMATS))
+        raise ConfigurationError(f"kv_cache_dtype {name!r} is not one of {known}")
+    return CODE_FORMATS[name]
 
 
 def _torch_dtype(name: str) -> torch.dtype:
