@@ -90,6 +90,10 @@ class ReplicaConfig(Section):
 class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: Annotated[int, Field(ge=1, le=512)] = 16
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
+        default="auto",
+        description="how keys and values are stored; auto: as the model computes them",
+    )
     num_kv_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     kv_cache_bytes: Annotated[int, Field(ge=1)] = Field(
         default=2 * 2**30, description="size of the KV-cache when num_kv_blocks is auto (CPU)"
@@ -191,9 +195,10 @@ class SegueConfig(Section):
         if "both" not in roles and not {"prefill", "decode"} <= roles:
             missing = ({"prefill", "decode"} - roles).pop()
             raise ValueError(f"pools: no pool has role '{missing}' (nor 'both')")
-        sizes = {name: pool.engine.block_size for name, pool in self.pools.items()}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"pools: engine.block_size must be equal everywhere, got {sizes}")
+        for field in ("block_size", "kv_cache_dtype"):  # what a block is
+            found = {name: getattr(pool.engine, field) for name, pool in self.pools.items()}
+            if len(set(found.values())) > 1:
+                raise ValueError(f"pools: engine.{field} must be equal everywhere, got {found}")
         return self
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from segue.cluster.block_hash import BLOCK_HASH_VERSION, KeyScope
 from segue.cluster.config import EngineConfig
 from segue.cluster.errors import ConfigurationError, InternalError
 from segue.cluster.fleet import Registration
@@ -28,6 +27,7 @@ from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.engine import Engine, StepOutcome
+from segue.workers.kv_identity import fingerprint, key_scope, kv_layout
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.model_runner import ModelRunner, kv_block_bytes
@@ -97,7 +97,7 @@ class WorkerProcess:
             receiver = Receiver(transport, layout, region)
             facts = WorkerFacts(
                 settings.role,
-                _fingerprint(spec, layout),
+                fingerprint(settings.model, spec, layout),
                 metadata,
                 layout.num_blocks,
                 layout.block_bytes,
@@ -162,7 +162,9 @@ class WorkerProcess:
         folder = Path(settings.model_folder)
         device = _device(engine)
         spec = load_spec(folder, load_format=settings.model.load_format)
-        block_bytes = kv_block_bytes(spec, settings.model.dtype, engine.block_size)
+        block_bytes = kv_block_bytes(
+            spec, settings.model.dtype, engine.block_size, engine.kv_cache_dtype
+        )
         runner = ModelRunner(
             folder,
             load_format=settings.model.load_format,
@@ -170,28 +172,16 @@ class WorkerProcess:
             device=device,
             num_blocks=_num_blocks(engine, device, block_bytes),
             block_size=engine.block_size,
+            kv_cache_dtype=engine.kv_cache_dtype,
         )
-        layout = KVLayout(
-            runner.kv_cache.shape[0],
-            spec.num_layers,
-            spec.num_kv_heads,
-            engine.block_size,
-            spec.head_dim,
-            settings.model.dtype,
-            runner.kv_cache.element_size(),
-        )
+        layout = kv_layout(settings.model, engine, spec, runner.kv_cache.shape[0])
         warm_up = SequenceSlice([0] * min(engine.block_size, 2), 0, [0], True)
         runner.execute(PackedBatch((warm_up,), 1))
         return spec, runner, layout
 
     def _engine(self, spec: ModelSpec, runner: ModelRunner, layout: KVLayout) -> Engine:
         config = self.settings.engine
-        scope = KeyScope(
-            spec.revision,
-            self.settings.model.dtype,
-            config.block_size,
-            spec.position_settings,
-        )
+        scope = key_scope(self.settings.model, spec, layout)
         cache = KVCache(
             BlockPool(layout.num_blocks), config.block_size, scope, config.enable_prefix_caching
         )
@@ -254,15 +244,6 @@ def _open_transport(settings: WorkerSettings) -> Transport:
             "transfer.transport: loopback works within one process only", param="transfer"
         )
     return NixlTransport(settings.incarnation)
-
-
-def _fingerprint(spec: ModelSpec, layout: KVLayout) -> dict[str, str]:
-    return {
-        "model_revision": spec.revision,
-        "position_settings": spec.position_settings,
-        "block_hash": BLOCK_HASH_VERSION,
-        **layout.fingerprint(),
-    }
 
 
 def _exit_as_orphan(reason: str) -> None:

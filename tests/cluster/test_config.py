@@ -142,6 +142,11 @@ def test_every_wrong_key_is_listed_at_once() -> None:
             {"pools": {"a": BOTH, "b": BOTH | {"engine": {"block_size": 32}}}},
             "block_size must be equal everywhere, got {'a': 16, 'b': 32}",
         ),
+        (
+            {"pools": {"a": BOTH, "b": BOTH | {"engine": {"kv_cache_dtype": "int8"}}}},
+            "kv_cache_dtype must be equal everywhere, got {'a': 'auto', 'b': 'int8'}",
+        ),
+        (engine(kv_cache_dtype="fp4"), "kv_cache_dtype: Input should be 'auto', 'fp8_e4m3' or"),
         (engine(chunk_size=100), "chunk_size (100) must be a multiple of block_size (16)"),
         (engine(chunk_size=1024), "must not exceed max_num_batched_tokens (512)"),
         (engine(max_num_seqs=513), "each running sequence takes one token a step"),
