@@ -109,6 +109,27 @@ class EngineConfig(Section):
     chunk_size: Annotated[int, Field(ge=1)] = Field(
         default=128, description="most prompt tokens of one request a step"
     )
+    capacity_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization", "static_batch"] = (
+        Field(
+            default="guaranteed_no_evict",
+            description="who may hold KV: admit to the end, admit on present need and pause when "
+            "it runs out, or fill a batch and let it end",
+        )
+    )
+    context_chunking_policy: Literal["first_come_first_served", "equal_progress", "force_chunk"] = (
+        Field(
+            default="first_come_first_served",
+            description="how prompts share a step that cannot hold them: in order, a block each in "
+            "turns, or always chunk_size each; chunk_size caps a share under all three",
+        )
+    )
+    priority_ageing_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="waiting this long is worth one step of priority"
+    )
+    enable_delay_for_reuse: bool = Field(
+        default=True,
+        description="let a prompt wait while another one computes the block it would share",
+    )
     enable_prefix_caching: bool = True
     torch_threads: Annotated[int, Field(ge=1)] = 1
     trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(

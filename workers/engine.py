@@ -10,19 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from segue.cluster.errors import FailureKind
 from segue.cluster.handoff import Announcement, Failure, TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
+from segue.workers.generation_batch import Ids
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.scheduler.plan import Scheduled, StepPlan
 from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.sequence import Phase, Sequence
-from segue.workers.step_execution import StepExecution
+from segue.workers.step_execution import StepExecution, StepResult
+from segue.workers.step_outcome import ChunkReady, Ended, GeneratedTokens, StepOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -30,44 +32,12 @@ T = TypeVar("T")
 TICK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkReady:
-    """Blocks of a sequence that is handed off: computed, and leased from now on."""
-
-    sequence: Sequence
-    first_block: int
-    block_ids: tuple[int, ...]
-    checksums: tuple[int, ...]
-    first_token: int | None  # set with the last chunk of a context
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A sequence left the engine: with an answer's end, or with a failure."""
-
-    sequence: Sequence
-    finish: FinishReason | None
-    failure: Failure | None = None
-
-
-@dataclass(slots=True)
-class StepOutcome:
-    """All that a step has to say, in the order in which it must be told."""
-
-    deltas: list[tuple[str, TokenDelta]] = field(default_factory=list)  # by gateway
-    granted: list[Sequence] = field(default_factory=list)
-    chunks: list[ChunkReady] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.deltas or self.granted or self.chunks or self.ended)
-
-
 @dataclass(slots=True)
 class EngineCounters:
     steps: int = 0
     context_tokens: int = 0
     generated_tokens: int = 0
+    pauses: int = 0
     last_progress: float = 0.0  # monotonic; of the last step, or of the last moment without work
 
 
@@ -95,6 +65,7 @@ class Engine:
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._next_tick = clock() + TICK_SECONDS
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- from other threads ------------------------------------------------------------------
@@ -145,17 +116,23 @@ class Engine:
         if sequence.hands_off:
             self._announced[sequence.attempt] = num_known_blocks
         if not self.cache.can_ever_fit(sequence):
-            need = self.cache.blocks_for(self.cache.final_tokens(sequence))
-            have = self.cache.pool.num_blocks
-            message = f"needs {need} KV blocks, the whole cache has {have}"
+            tokens = self.cache.final_tokens(sequence)
+            need, have = self.cache.blocks_for(tokens), self.cache.pool.num_blocks
+            message = f"{tokens} tokens need {need} KV blocks, the whole cache has {have}"
             self._fail(sequence, Failure(FailureKind.REFUSED, message, retryable=False))
             return
         self.scheduler.add(sequence)
+
+    def expect(self, attempt: AttemptId) -> None:
+        """A sequence will be added once it has a credit; `drop` says that it will not."""
+        if attempt not in self._sequences:
+            self.scheduler.expect(attempt)
 
     def drop(self, attempt: AttemptId) -> bool:
         """Take a sequence out without a word. False if it is not here (any more)."""
         sequence = self._sequences.get(attempt)
         if sequence is None:
+            self.scheduler.forget(attempt)
             return False
         self._leave(sequence)
         return True
@@ -170,7 +147,7 @@ class Engine:
         if sequence is None or sequence.phase is not Phase.LANDING or last.first_token is None:
             return False
         self.cache.land(sequence)
-        sequence.num_cached = last.cached_tokens
+        sequence.num_reused = last.cached_tokens
         self._append(sequence, last.first_token)
         return True
 
@@ -180,28 +157,35 @@ class Engine:
     # -- the loop ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_tick = self._clock() + TICK_SECONDS
         while self._wait_for_work():
-            now = self._clock()
-            if now >= next_tick:
-                self._expire(now)
-                next_tick = now + TICK_SECONDS
-            try:
-                self._step()
-            except Exception as error:  # a defect in the loop itself must not freeze everybody
-                logger.exception("engine step failed; its sequences are ended")
-                for sequence in list(self._sequences.values()):
-                    if sequence.phase in (Phase.CONTEXT, Phase.GENERATION):
-                        self._fail(sequence, Failure(FailureKind.COMPUTE, repr(error)))
-            self._emit()
+            self.run_once()
+
+    def run_once(self) -> None:
+        """One round: what was posted, one step, and what they have to say. The thread does this
+        over and over; a test or a benchmark may do it instead of starting one."""
+        self._obey()
+        now = self._clock()
+        if now >= self._next_tick:
+            self._expire(now)
+            self._next_tick = now + TICK_SECONDS
+        try:
+            self._step(now)
+        except Exception as error:  # a defect in the loop itself must not freeze everybody
+            logger.exception("engine step failed; its sequences are ended")
+            for sequence in list(self._sequences.values()):
+                if sequence.phase in (Phase.CONTEXT, Phase.GENERATION):
+                    self._fail(sequence, Failure(FailureKind.COMPUTE, repr(error)))
+        self._emit()
 
     def _wait_for_work(self) -> bool:
         with self._wake:
             if not (self._inbox or self.scheduler.has_work or self._stopping):
                 self.counters.last_progress = self._clock()
                 self._wake.wait(TICK_SECONDS if self._sequences else None)
-            if self._stopping:
-                return False
+            return not self._stopping
+
+    def _obey(self) -> None:
+        with self._wake:
             actions = list(self._inbox)
             self._inbox.clear()
         for action in actions:
@@ -209,7 +193,6 @@ class Engine:
                 action()
             except Exception:
                 logger.exception("an engine command failed")
-        return True
 
     def _expire(self, now: float) -> None:
         for sequence in list(self._sequences.values()):
@@ -218,45 +201,70 @@ class Engine:
                 message = f"deadline reached while in {sequence.phase}"
                 self._fail(sequence, Failure(FailureKind.DEADLINE, message, retryable=False))
 
-    def _step(self) -> None:
-        self.cache.refresh(self._clock())
+    def _step(self, now: float) -> None:
+        self.cache.refresh(now)
         plan = self.scheduler.schedule()
-        for item in plan.generation:
-            self.cache.extend(item.sequence, item.end)
-        self._copy_blocks()
+        self._copy_blocks(plan)
         self._outcome.granted.extend(plan.reservations)
+        self.counters.pauses += len(plan.paused)
         if plan.is_empty:
             return
         began = time.time()
-        result = self._execution.run(plan)
+        result = self._execution.run(plan, self.scheduler.generation)
         self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
+        self._apply(plan, result)
+        counters = self.counters
+        counters.steps += 1
+        counters.context_tokens += plan.num_tokens - plan.num_generation_tokens
+        counters.last_progress = self._clock()
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        """Before the step computes, and before anybody may write into a block from outside.
+
+        If that fails, nobody knows what the blocks of these copies hold, nor whether those who
+        wait for a grant would still get it.
+        """
+        copies = self.cache.take_copies()
+        if not copies:
+            return
+        try:
+            self._execution.copy_blocks(copies)
+        except Exception as error:
+            spoilt = self.cache.abandon_copies(list(self._sequences.values()))
+            for sequence in dict.fromkeys((*spoilt, *plan.reservations)):
+                self._fail(sequence, Failure(FailureKind.COMPUTE, repr(error)))
+            raise
+        self.cache.end_copies()
+
+    def _apply(self, plan: StepPlan, result: StepResult) -> None:
+        """Rows first: a context that ends in this step joins them for the next one."""
+        generated = self.scheduler.generation.without(result.failures, result.generated)
         for sequence, error in result.failures.items():
             self._fail(sequence, Failure(FailureKind.COMPUTE, error, retryable=False))
-        self._apply(plan, result.tokens, result.failures)
-        self.counters.steps += 1
-        self.counters.context_tokens += sum(item.num_tokens for item in plan.context)
-        self.counters.last_progress = self._clock()
-
-    def _copy_blocks(self) -> None:
-        """Before the step computes, and before anybody may write into a block from outside."""
-        if copies := self.cache.take_copies():
-            self._execution.copy_blocks(copies)
-            self.cache.end_copies()
-
-    def _apply(
-        self, plan: StepPlan, tokens: dict[Sequence, int], failures: dict[Sequence, str]
-    ) -> None:
-        for item in (*plan.context, *plan.generation):
+        if len(generated):
+            self._generated(generated)
+        for item in plan.context:
             sequence = item.sequence
-            if sequence in failures:
+            if sequence in result.failures:
                 continue
             sequence.num_computed = item.end
             self.cache.publish(sequence)
-            token = tokens.get(sequence)
+            token = result.tokens.get(sequence)
             if sequence.hands_off:
                 self._hand_off(item, token)
             elif token is not None:
                 self._append(sequence, token)
+
+    def _generated(self, tokens: Ids) -> None:
+        """One more token of every row; only those whose last one it was are looked at."""
+        rows = self.scheduler.generation
+        finished = rows.advance(tokens)
+        self._outcome.generated = GeneratedTokens(
+            rows.sequences, rows.positions[: len(rows)].copy(), tokens, dict(finished)
+        )
+        self.counters.generated_tokens += len(rows)
+        for sequence, finish in finished:
+            self._end(sequence, finish)
 
     def _hand_off(self, item: Scheduled, token: int | None) -> None:
         sequence = item.sequence
@@ -282,28 +290,23 @@ class Engine:
             self._leave(sequence)
 
     def _append(self, sequence: Sequence, token: int) -> None:
-        """One more token of a sequence that is generated here, its first one included."""
+        """The token behind a context that was computed here, or landed."""
         finish = self._report(sequence, token)
         if finish is not None:
             self._end(sequence, finish)
-        elif sequence.phase is not Phase.GENERATION:
+        else:
             self.scheduler.start_generation(sequence)
 
     def _report(self, sequence: Sequence, token: int) -> FinishReason | None:
+        """Also the token behind a context that was computed again after a pause."""
         position = len(sequence.tokens)
         sequence.tokens.append(token)
         finish = sequence.request.stop.check(sequence.num_produced, token)
-        first = position == sequence.num_context
-        delta = TokenDelta(
-            sequence.attempt,
-            position,
-            (token,),
-            finish,
-            cached_tokens=min(sequence.num_cached, sequence.request.num_prompt_tokens)
-            if first
-            else 0,
-        )
-        self._outcome.deltas.append((sequence.assignment.gateway_id, delta))
+        cached = 0
+        if position == sequence.num_context:
+            cached = min(sequence.num_reused, sequence.request.num_prompt_tokens)
+        delta = TokenDelta(sequence.attempt, position, (token,), finish, cached_tokens=cached)
+        self._outcome.first_tokens.append((sequence.assignment.gateway_id, delta))
         self.counters.generated_tokens += 1
         return finish
 

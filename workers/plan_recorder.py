@@ -52,7 +52,7 @@ def _in_words(step: _Step) -> StepRecord:
             StepWork(str(item.sequence.attempt), item.start, item.num_tokens)
             for item in plan.context
         ),
-        tuple(str(item.sequence.attempt) for item in plan.generation),
+        tuple(str(sequence.attempt) for sequence in plan.generation),
         tuple(StepReason(str(d.attempt), d.reason.value) for d in plan.decisions),
         step.free_blocks,
     )

@@ -33,11 +33,12 @@ from segue.cluster.handoff import (
 from segue.cluster.identity import Peer
 from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts, Running
-from segue.workers.engine import ChunkReady, Ended, Engine
+from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.peers import Peers
 from segue.workers.sequence import Phase, Sequence
+from segue.workers.step_outcome import ChunkReady, Ended
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class PrefillRole:
 
     async def _reserve(self, sequence: Sequence, decode: Peer) -> Failure | None:
         """Wait for a credit; with it the sequence is queued here, under an open lease."""
+        self._engine.post(lambda: self._engine.expect(sequence.attempt))
         reservation = Reservation(
             sequence.assignment, self._peers.me, sequence.lease_id, self._credit_wait_s
         )
@@ -182,7 +184,7 @@ class PrefillRole:
             block_ids=chunk.block_ids,
             checksums=chunk.checksums,
             first_token=chunk.first_token,
-            cached_tokens=sequence.num_cached,
+            cached_tokens=sequence.num_reused,
         )
         try:
             await self._peers.client(decode).announce(announcement, deadline_s=ANNOUNCE_SECONDS)

@@ -26,7 +26,7 @@ from segue.kvtransfer.nixl_transport import NixlTransport
 from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
-from segue.workers.engine import Engine, StepOutcome
+from segue.workers.engine import Engine
 from segue.workers.kv_identity import fingerprint, key_scope, kv_layout
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
@@ -35,10 +35,14 @@ from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
 from segue.workers.plan_recorder import PlanRecorder
+from segue.workers.scheduler.capacity import CapacityPolicyName
+from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
-from segue.workers.scheduler.scheduler import Scheduler
+from segue.workers.scheduler.policies import CAPACITY_POLICIES
+from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.service import WorkerService
 from segue.workers.step_execution import StepExecution
+from segue.workers.step_outcome import StepOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -185,9 +189,20 @@ class WorkerProcess:
         cache = KVCache(
             BlockPool(layout.num_blocks), config.block_size, scope, config.enable_prefix_caching
         )
-        budget = StepBudget(config.max_num_batched_tokens, config.chunk_size, config.block_size)
+        budget = StepBudget(
+            config.max_num_batched_tokens,
+            config.chunk_size,
+            config.block_size,
+            ChunkingPolicy(config.context_chunking_policy),
+        )
+        settings = SchedulerSettings(
+            config.max_num_seqs,
+            CAPACITY_POLICIES[CapacityPolicyName(config.capacity_scheduler_policy)],
+            config.priority_ageing_s,
+            config.enable_delay_for_reuse,
+        )
         return Engine(
-            Scheduler(cache, budget, config.max_num_seqs),
+            Scheduler(cache, budget, settings),
             StepExecution(runner, self._checksum(runner, layout)),
             self._engine_says,
             recorder=PlanRecorder(config.trace_steps),

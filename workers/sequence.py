@@ -24,6 +24,8 @@ class Phase(StrEnum):
 class Sequence:
     """Tokens [0, num_computed) have their KV in `block_ids`; `tokens[-1]` may not yet.
 
+    While it generates, `tokens` and `num_computed` lag by up to a block: see GenerationBatch.
+
     `num_context` tokens were known when the attempt began: the prompt and what earlier attempts
     produced. `num_prompt` of them are the client's.
     """
@@ -39,10 +41,15 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0  # tokens found in the prefix cache at admission
+    num_reused: int = 0  # of the context, by whoever computed it first: what the client is told
     num_published: int = 0  # leading blocks whose content is findable or known elsewhere
     promised_blocks: int = 0  # still to be allocated under the admission guarantee
     last_key: bytes | None = None  # key of block num_published - 1
     retention: Retention = Retention()
+    num_drafts: int = 0  # speculative tokens that each of its steps carries beside the real one
+    num_pauses: int = 0
+    order: tuple[float, int] = (0.0, 0)  # its place in every queue of the scheduler
+    row: int | None = None  # in the generation batch, which then knows its newest tokens
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]
@@ -66,3 +73,12 @@ class Sequence:
     @property
     def hands_off(self) -> bool:
         return self.decode_peer is not None
+
+    @property
+    def lands(self) -> bool:
+        """Its context comes from a peer. Once paused, what had landed is computed here instead."""
+        return self.source is not None and not self.num_pauses
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed

@@ -24,13 +24,13 @@ from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 from segue.workers.attempts import Attempts, Running
 from segue.workers.decode_role import DecodeRole
-from segue.workers.engine import Ended, StepOutcome
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.parts import WorkerParts
 from segue.workers.prefill_role import PrefillRole
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.status_report import report
+from segue.workers.step_outcome import Ended, StepOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class WorkerService:
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Called on the event loop, once a step."""
-        for gateway_id, delta in outcome.deltas:
+        for gateway_id, delta in outcome.deltas():
             if self.attempts.get(delta.attempt) is not None:
                 self.outbox.put(gateway_id, delta)
         for sequence in outcome.granted:

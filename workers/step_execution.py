@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from segue.workers.batch import PackedBatch, SequenceSlice
+from segue.workers.batch import PackedBatch, SequenceSlice, row_slice
+from segue.workers.generation_batch import NO_TOKEN, GenerationBatch, Ids
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.sampler import InvalidLogits, SamplingRow, sample
 from segue.workers.scheduler.plan import Scheduled, StepPlan
@@ -18,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class Runner(Protocol):
     def execute(self, batch: PackedBatch) -> torch.Tensor:
-        """Float32 logits, one row for each slice that samples, in batch order."""
+        """Float32 logits, one row for each slice that samples, then one for each row."""
         ...
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
@@ -28,9 +30,13 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class StepResult:
-    """The token of each sequence that sampled, and why others failed."""
+    """The token of each context that ended, those of all rows, and why others failed.
+
+    A failed row's token means nothing.
+    """
 
     tokens: dict[TokenSequence, int] = field(default_factory=dict)
+    generated: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: dict[TokenSequence, str] = field(default_factory=dict)
 
 
@@ -42,6 +48,7 @@ class StepExecution:
     ) -> None:
         self._runner = runner
         self._checksum = checksum
+        self._sampling = _RowSampling()
 
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         return self._checksum(block_ids) if self._checksum else ()
@@ -49,65 +56,102 @@ class StepExecution:
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
         self._runner.copy_blocks(operations)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, rows: GenerationBatch) -> StepResult:
         """Run the step as one batch; if that raises, each sequence alone.
 
         Running a slice again is harmless: it writes the same KV to the same slots.
         """
-        result = StepResult()
         try:
-            self._run_batch(plan.context, plan.generation, result)
+            return self._run_whole(plan.context, rows)
         except Exception as error:
-            if len(plan.context) + len(plan.generation) == 1:
-                (only,) = (*plan.context, *plan.generation)
-                self._blame(only, error, result)
+            result = StepResult(generated=np.full(len(rows), NO_TOKEN, np.int64))
+            everybody = (*(item.sequence for item in plan.context), *rows.sequences)
+            if len(everybody) == 1:
+                self._blame(everybody[0], error, result)
                 return result
             logger.warning("a step of several sequences failed; running each alone: %r", error)
-            result = StepResult()
             for item in plan.context:
-                self._run_alone(item, True, result)
-            for item in plan.generation:
-                self._run_alone(item, False, result)
+                if (token := self._run_alone(item.sequence, _slice(item), 1, result)) is not None:
+                    result.tokens[item.sequence] = token
+            for row, sequence in enumerate(rows.sequences):
+                token = self._run_alone(sequence, row_slice(rows, row), 0, result)
+                if token is not None:
+                    result.generated[row] = token
+            return result
+
+    def _run_whole(self, context: tuple[Scheduled, ...], rows: GenerationBatch) -> StepResult:
+        batch = PackedBatch(tuple(map(_slice, context)), len(context), rows if rows else None)
+        logits = self._runner.execute(batch)
+        ending = [item.sequence for item in context if item.samples]
+        specs = [_sampling_row(sequence, len(sequence.tokens)) for sequence in ending]
+        specs += self._sampling.specs(rows)
+        result = StepResult()
+        drawn = _draw((*ending, *rows.sequences), specs, logits, result)
+        result.tokens = {s: t for s, t in zip(ending, drawn, strict=False) if t != NO_TOKEN}
+        result.generated = np.array(drawn[len(ending) :], np.int64)
         return result
 
-    def _run_alone(self, item: Scheduled, is_context: bool, result: StepResult) -> None:
+    def _run_alone(
+        self, sequence: TokenSequence, piece: SequenceSlice, num_context: int, result: StepResult
+    ) -> int | None:
+        """The token it drew. None: it drew none, or failed."""
         try:
-            if is_context:
-                self._run_batch((item,), (), result)
-            else:
-                self._run_batch((), (item,), result)
+            logits = self._runner.execute(PackedBatch((piece,), num_context))
+            if not piece.samples:
+                return None
+            spec = _sampling_row(sequence, piece.end)
+            (token,) = _draw((sequence,), [spec], logits, result)
+            return None if token == NO_TOKEN else token
         except Exception as error:
-            self._blame(item, error, result)
+            self._blame(sequence, error, result)
+            return None
 
-    def _blame(self, item: Scheduled, error: Exception, result: StepResult) -> None:
-        logger.error("request %s failed in its step", item.sequence.attempt, exc_info=error)
-        result.failures[item.sequence] = f"{type(error).__name__}: {error}"
+    def _blame(self, sequence: TokenSequence, error: Exception, result: StepResult) -> None:
+        logger.error("request %s failed in its step", sequence.attempt, exc_info=error)
+        result.failures[sequence] = f"{type(error).__name__}: {error}"
 
-    def _run_batch(
-        self,
-        context: tuple[Scheduled, ...],
-        generation: tuple[Scheduled, ...],
-        result: StepResult,
-    ) -> None:
-        items = (*context, *generation)
-        logits = self._runner.execute(PackedBatch(tuple(map(_slice, items)), len(context)))
-        rows = [item.sequence for item in items if item.samples]
-        self._draw(rows, logits, result)
 
-    def _draw(self, rows: list[TokenSequence], logits: torch.Tensor, result: StepResult) -> None:
-        if not rows:
-            return
-        specs = [_sampling_row(sequence) for sequence in rows]
-        try:
-            tokens = sample(logits, specs)
-        except InvalidLogits as error:
-            bad = set(error.rows)
-            for index in bad:
-                result.failures[rows[index]] = "the model produced logits that are not finite"
-            good = [index for index in range(len(rows)) if index not in bad]
-            self._draw([rows[index] for index in good], logits[good], result)
-            return
-        result.tokens.update(zip(rows, tokens, strict=True))
+class _RowSampling:
+    """What each row is sampled with; made anew only where the position matters."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._specs: list[SamplingRow] = []
+        self._positioned: list[int] = []  # rows that draw at random, or may not stop yet
+
+    def specs(self, rows: GenerationBatch) -> list[SamplingRow]:
+        if self._version != rows.version:
+            self._version = rows.version
+            members = rows.sequences
+            self._specs = [_sampling_row(sequence, 0) for sequence in members]
+            self._positioned = [row for row, s in enumerate(members) if _needs_position(s)]
+        for row in self._positioned:
+            position = int(rows.positions[row]) + 1
+            self._specs[row] = _sampling_row(rows.sequences[row], position)
+        return self._specs
+
+
+def _draw(
+    rows: tuple[TokenSequence, ...],
+    specs: list[SamplingRow],
+    logits: torch.Tensor,
+    result: StepResult,
+) -> list[int]:
+    """One token a row; NO_TOKEN, and the reason in `result`, where the logits are no good."""
+    if not rows:
+        return []
+    try:
+        return sample(logits, specs)
+    except InvalidLogits as error:
+        bad = set(error.rows)
+        for index in bad:
+            result.failures[rows[index]] = "the model produced logits that are not finite"
+        good = [index for index in range(len(rows)) if index not in bad]
+        tokens = [NO_TOKEN] * len(rows)
+        drawn = _draw(tuple(rows[i] for i in good), [specs[i] for i in good], logits[good], result)
+        for index, token in zip(good, drawn, strict=True):
+            tokens[index] = token
+        return tokens
 
 
 def _slice(item: Scheduled) -> SequenceSlice:
@@ -117,11 +161,19 @@ def _slice(item: Scheduled) -> SequenceSlice:
     )
 
 
-def _sampling_row(sequence: TokenSequence) -> SamplingRow:
-    stop = sequence.request.stop
-    forbids = stop.forbids_stop(sequence.num_produced)
+def _needs_position(sequence: TokenSequence) -> bool:
+    request = sequence.request
+    return request.sampling.temperature > 0 or request.stop.min_tokens > 0
+
+
+def _sampling_row(sequence: TokenSequence, position: int) -> SamplingRow:
+    """`position`: where the new token will stand; 0 where it makes no difference."""
+    request = sequence.request
+    forbids = request.stop.forbids_stop(position - request.num_prompt_tokens)
+    if not position:
+        forbids = False
     return SamplingRow(
-        params=sequence.request.sampling,
-        position=len(sequence.tokens),
-        forbidden=stop.stop_token_ids if forbids else frozenset(),
+        params=request.sampling,
+        position=position,
+        forbidden=request.stop.stop_token_ids if forbids else frozenset(),
     )

@@ -9,7 +9,7 @@ from segue.cluster.handoff import Assignment
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
 from segue.workers.batch import PackedBatch
-from segue.workers.engine import Engine, StepOutcome
+from segue.workers.engine import Engine
 from segue.workers.kvcache.block_operations import (
     BlockOperation,
     CopyBlock,
@@ -18,10 +18,14 @@ from segue.workers.kvcache.block_operations import (
 )
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.scheduler.capacity import CapacityPolicyName
+from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
-from segue.workers.scheduler.scheduler import Scheduler
+from segue.workers.scheduler.policies import CAPACITY_POLICIES
+from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.step_execution import StepExecution
+from segue.workers.step_outcome import StepOutcome
 
 VOCABULARY = 97
 PEER = Peer(WorkerIdentity("decode-0", "00ff"), "127.0.0.1:1")
@@ -58,6 +62,7 @@ class FakeRunner:
                     self.slots[block_id] = list(self.host[slot])
 
     def execute(self, batch: PackedBatch) -> torch.Tensor:
+        batch = batch.in_slices()
         self.batches.append(batch)
         rows = []
         for piece in batch.slices:
@@ -87,11 +92,18 @@ def make_scheduler(
     max_tokens: int = 32,
     chunk: int = 8,
     reuse: bool = True,
+    policy: str = "guaranteed_no_evict",
+    chunking: str = "first_come_first_served",
+    ageing: float | None = None,
 ) -> Scheduler:
     cache = KVCache(
         BlockPool(num_blocks), block_size, KeyScope("m", "float32", block_size, "p"), reuse
     )
-    return Scheduler(cache, StepBudget(max_tokens, chunk, block_size), max_num_seqs)
+    budget = StepBudget(max_tokens, chunk, block_size, ChunkingPolicy(chunking))
+    settings = SchedulerSettings(
+        max_num_seqs, CAPACITY_POLICIES[CapacityPolicyName(policy)], ageing
+    )
+    return Scheduler(cache, budget, settings)
 
 
 def make_sequence(
@@ -105,6 +117,8 @@ def make_sequence(
     decode_peer: Peer | None = None,
     source: Peer | None = None,
     deadline: float = 1e9,
+    priority: int = 0,
+    arrived: float = 0.0,
     stop: frozenset[int] = frozenset(),
 ) -> TokenSequence:
     request = GenerationRequest(
@@ -113,9 +127,12 @@ def make_sequence(
         SamplingParams(temperature=0.0),
         StopRule(max_tokens, 0, stop),
         salt,
+        priority,
     )
     assignment = Assignment(request, attempt, tuple(produced), "gateway", 60.0)
-    return TokenSequence(assignment, deadline, decode_peer, source, lease_id=f"lease-{name}")
+    return TokenSequence(
+        assignment, deadline, decode_peer, source, lease_id=f"lease-{name}", arrived=arrived
+    )
 
 
 def make_engine(

@@ -19,9 +19,10 @@ from segue.cluster.errors import FailureKind
 from segue.cluster.handoff import Announcement
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
-from segue.workers.engine import ChunkReady, Ended, Engine, StepOutcome
+from segue.workers.engine import Engine
 from segue.workers.kvcache.block_pool import BlockState
 from segue.workers.sequence import Sequence
+from segue.workers.step_outcome import ChunkReady, Ended, StepOutcome
 
 
 class Listener:
@@ -37,7 +38,7 @@ class Listener:
     def tokens(self, attempt: AttemptId) -> list[int]:
         found: list[int] = []
         for outcome in self.outcomes:
-            for _, delta in outcome.deltas:
+            for _, delta in outcome.deltas():
                 if delta.attempt == attempt:
                     found.extend(delta.token_ids)
         return found
@@ -148,7 +149,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(rig: Rig) -> None:
     rig.heard.wait_for(lambda: rig.heard.ended())
     (ended,) = rig.heard.ended().values()
     assert ended.failure is not None and ended.failure.kind is FailureKind.REFUSED
-    assert "35 KV blocks" in ended.failure.message and "32" in ended.failure.message
+    assert "140 tokens need 35 KV blocks" in ended.failure.message and "32" in ended.failure.message
 
 
 def test_drop_frees_and_says_nothing(rig: Rig) -> None:
@@ -186,7 +187,7 @@ def test_handoff_leases_each_chunk_and_frees_after_the_lease(rig: Rig) -> None:
     for chunk in chunks:
         rig.engine.post(functools.partial(rig.engine.end_lease, chunk.block_ids))
     rig.assert_idle()
-    assert rig.counts()[BlockState.CACHED] == 5  # whole blocks stay findable
+    assert rig.counts()[BlockState.CACHED] == 6  # all stay findable, the last one as a part
 
 
 def test_handoff_skips_what_the_target_holds(rig: Rig) -> None:
@@ -235,7 +236,7 @@ def test_a_second_request_with_the_same_prompt_hits_the_cache(rig: Rig) -> None:
     cached = [
         d.cached_tokens
         for o in rig.heard.outcomes
-        for _, d in o.deltas
+        for _, d in o.deltas()
         if d.attempt == twin.attempt
     ]
-    assert cached[0] == 8 and not any(cached[1:])
+    assert cached[0] == 9 and not any(cached[1:])

@@ -8,23 +8,46 @@ from segue.workers.sequence import Sequence
 
 
 class Reason(StrEnum):
+    """Why something was done with a sequence, or is not done yet."""
+
     ADMITTED = "admitted"
-    NO_BLOCKS = "no_blocks"  # the KV-cache cannot hold prompt and answer beside the others
-    BATCH_FULL = "batch_full"  # max_num_seqs sequences are admitted
-    BEHIND_HEAD = "behind_head"  # first come, first served: the head of the queue is held
-    TOKEN_BUDGET = "token_budget"  # max_num_batched_tokens is used up in this step
+    RESUMED = "resumed"  # admitted again after a pause
+    PAUSED = "paused"  # gave its blocks or its slot to one before it in the queue
     CHUNKED = "chunked"  # only a part of the context runs in this step
+    NO_BLOCKS = "no_blocks"  # the KV-cache cannot hold it beside the others
+    BATCH_FULL = "batch_full"  # max_num_seqs sequences are admitted
+    BATCH_CLOSED = "batch_closed"  # static batches: the present one has not ended
+    BEHIND_HEAD = "behind_head"  # first come, first served: one before it is held
+    TOKEN_BUDGET = "token_budget"  # max_num_batched_tokens is used up in this step
+    WAITING_FOR_REUSE = "waiting_for_reuse"  # another one computes what it would share
+    WAITING_FOR_CREDIT = "waiting_for_credit"  # its decode worker has no room for it yet
+    WAITING_FOR_KV = "waiting_for_kv"  # its context is on its way from a peer
+    EVICTED = "evicted"  # idle cached blocks were given up for it
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """With numbers where they decided: tokens of a context for CHUNKED, else blocks or slots.
+
+    EVICTED says how many blocks.
+    """
+
     attempt: AttemptId
     reason: Reason
+    needed: int | None = None
+    available: int | None = None
+
+    def __str__(self) -> str:
+        if self.available is None:
+            return self.reason.value
+        if self.needed is None:
+            return f"{self.reason.value} ({self.available})"
+        return f"{self.reason.value} ({self.available} of {self.needed})"
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """Tokens [start, start + num_tokens) of a sequence run in this step."""
+    """Tokens [start, start + num_tokens) of a context run in this step."""
 
     sequence: Sequence
     start: int
@@ -42,16 +65,23 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Context before generation. `reservations` were admitted to receive KV from a peer."""
+    """Context before generation. `reservations` were admitted to receive KV from a peer.
 
-    context: tuple[Scheduled, ...]
-    generation: tuple[Scheduled, ...]
-    reservations: tuple[Sequence, ...]
-    decisions: tuple[Decision, ...]
+    Every sequence in `generation` runs one token, or 1 + num_drafts; the tuple is the same object
+    as long as nobody joins or leaves. `decisions` are this step's news; `held` says of each one
+    that waits what it waits for, whenever that was decided.
+    """
+
+    context: tuple[Scheduled, ...] = ()
+    generation: tuple[Sequence, ...] = ()
+    reservations: tuple[Sequence, ...] = ()
+    paused: tuple[Sequence, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    num_generation_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens for s in self.context) + len(self.generation)
+        return sum(s.num_tokens for s in self.context) + self.num_generation_tokens
 
     @property
     def is_empty(self) -> bool:

@@ -1,81 +1,242 @@
 """The two-level scheduler of one engine: capacity first, then the micro-batch.
 
-Pure: no clock, no tensor, no I/O. The engine feeds it sequences and applies its plans.
+    waiting --> landing ----------> generation --> removed
+       ^  `---> context --------------^   |
+       `------------'------- paused ------'
+
+No clock, no tensor, no I/O: the engine says what time it is and what was computed. A step in which
+nobody comes, goes, waits or begins a block touches no sequence and yields the same plan again.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from segue.cluster.identity import AttemptId
+from segue.workers.generation_batch import GenerationBatch
 from segue.workers.kvcache.kv_cache import KVCache
-from segue.workers.scheduler.capacity import admit
-from segue.workers.scheduler.microbatch import StepBudget, select
+from segue.workers.scheduler.capacity import CapacityDecision, CapacityPolicy, CapacityView
+from segue.workers.scheduler.capacity_guaranteed_no_evict import GuaranteedNoEvict
+from segue.workers.scheduler.delay_for_reuse import DelayForReuse
+from segue.workers.scheduler.microbatch import MicroBatch, StepBudget, select
 from segue.workers.scheduler.plan import Decision, Reason, StepPlan
+from segue.workers.scheduler.priority import RankedQueue, Ranking
 from segue.workers.sequence import Phase, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How sequences are ranked and admitted. `priority_ageing_seconds` None: no ageing."""
+
+    max_num_seqs: int
+    policy: CapacityPolicy = GuaranteedNoEvict()
+    priority_ageing_seconds: float | None = None
+    delay_for_reuse: bool = True
 
 
 class Scheduler:
     """Sequences wait, are admitted (landing, context or generation), and leave by `remove`."""
 
-    def __init__(self, cache: KVCache, budget: StepBudget, max_num_seqs: int) -> None:
-        if max_num_seqs > budget.max_num_batched_tokens:
+    def __init__(self, cache: KVCache, budget: StepBudget, settings: SchedulerSettings) -> None:
+        if settings.max_num_seqs > budget.max_num_batched_tokens:
             raise ValueError("max_num_seqs must not exceed max_num_batched_tokens")
         self.cache = cache
         self.budget = budget
-        self.max_num_seqs = max_num_seqs
-        self.waiting: OrderedDict[AttemptId, Sequence] = OrderedDict()
+        self.settings = settings
+        self.generation = GenerationBatch(settings.max_num_seqs, budget.block_size)
+        self.waiting = RankedQueue()
+        self.context = RankedQueue()
         self.landing: OrderedDict[AttemptId, Sequence] = OrderedDict()
-        self.context: OrderedDict[AttemptId, Sequence] = OrderedDict()
-        self.generation: OrderedDict[AttemptId, Sequence] = OrderedDict()
-        self.held: dict[AttemptId, Reason] = {}  # why each waiting sequence waits
+        self.held: dict[AttemptId, Reason] = {}  # why each one that does not run waits
+        self._ranking = Ranking(settings.priority_ageing_seconds)
+        self._plan = StepPlan()
+        self._unsettled = False  # something happened that may let somebody in
+        self._seen_available = 0
+        self._named: set[AttemptId] = set()  # held for a reason of their own
+        self._fresh: list[AttemptId] = []  # began to wait since the last decision
+        self._told: list[Decision] = []  # news from between the steps
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.settings.max_num_seqs
 
     @property
     def num_admitted(self) -> int:
         return len(self.landing) + len(self.context) + len(self.generation)
 
     @property
+    def _num_evicted(self) -> int:
+        """Cached blocks that left the device so far."""
+        counts = self.cache.statistics
+        return counts.forgotten + counts.offloaded
+
+    @property
     def has_work(self) -> bool:
-        """True if a step would compute something, or may admit somebody."""
+        """True if a step would compute something."""
         return bool(self.context or self.generation)
-
-    def add(self, sequence: Sequence) -> None:
-        sequence.phase = Phase.QUEUED
-        self.waiting[sequence.attempt] = sequence
-
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence wherever it is. Its blocks are the caller's business."""
-        for group in (self.waiting, self.landing, self.context, self.generation):
-            group.pop(sequence.attempt, None)
-        self.held.pop(sequence.attempt, None)
-
-    def schedule(self) -> StepPlan:
-        """Admit who may be admitted and decide the next step."""
-        admitted, decisions = admit(
-            self.waiting.values(), self.num_admitted, self.max_num_seqs, self.cache
-        )
-        reservations: list[Sequence] = []
-        for sequence in admitted:
-            del self.waiting[sequence.attempt]
-            if sequence.source is not None:
-                sequence.phase = Phase.LANDING
-                self.landing[sequence.attempt] = sequence
-                reservations.append(sequence)
-            else:
-                sequence.phase = Phase.CONTEXT
-                self.context[sequence.attempt] = sequence
-        self.held = {d.attempt: d.reason for d in decisions if d.reason is not Reason.ADMITTED}
-        context, generation, chunking = select(
-            self.generation.values(), self.context.values(), self.budget
-        )
-        every: tuple[Decision, ...] = (*decisions, *chunking)
-        return StepPlan(tuple(context), tuple(generation), tuple(reservations), every)
-
-    def start_generation(self, sequence: Sequence) -> None:
-        """The context is complete, computed here or landed, and a first token is appended."""
-        self.landing.pop(sequence.attempt, None)
-        self.context.pop(sequence.attempt, None)
-        sequence.phase = Phase.GENERATION
-        self.generation[sequence.attempt] = sequence
 
     def sequences(self) -> list[Sequence]:
         """All that hold blocks."""
-        return [*self.landing.values(), *self.context.values(), *self.generation.values()]
+        return [*self.landing.values(), *self.context, *self.generation.sequences]
+
+    # -- what happens between steps ----------------------------------------------------------
+
+    def expect(self, attempt: AttemptId) -> None:
+        """A sequence will come once its decode worker grants a credit."""
+        self.held[attempt] = Reason.WAITING_FOR_CREDIT
+        self._told.append(Decision(attempt, Reason.WAITING_FOR_CREDIT))
+
+    def add(self, sequence: Sequence) -> None:
+        self._ranking.place(sequence)
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.QUEUED
+        self.waiting.add(sequence)
+        self.held[sequence.attempt] = Reason.BEHIND_HEAD
+        self._fresh.append(sequence.attempt)
+        self._unsettled = True
+
+    def start_generation(self, sequence: Sequence) -> None:
+        """The context is complete, computed here or landed, and a first token is appended."""
+        self._withdraw(sequence)
+        sequence.phase = Phase.GENERATION
+        self.generation.join(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence wherever it is. Its blocks are the caller's business."""
+        self._withdraw(sequence)
+
+    def forget(self, attempt: AttemptId) -> None:
+        """The sequence that was expected does not come."""
+        self.held.pop(attempt, None)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        self.waiting.discard(sequence)
+        self.generation.leave(sequence)
+        self.landing.pop(sequence.attempt, None)
+        self.context.discard(sequence)
+        self.held.pop(sequence.attempt, None)
+        self._named.discard(sequence.attempt)
+        self._unsettled = True
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Pause and admit whom the policy says, and decide the next step."""
+        growing = self.generation.beginning()
+        for sequence in growing:
+            self.cache.publish(sequence)
+        decision = self._decide(growing)
+        paused = decision.paused if decision else []
+        for sequence in paused:
+            self._pause(sequence)
+        for sequence in growing:
+            if sequence.row is not None:
+                self.cache.extend(sequence, sequence.num_computed + 1 + sequence.num_drafts)
+                self.generation.grow(sequence)
+        news, self._told = self._told, []
+        news += [Decision(s.attempt, Reason.PAUSED) for s in paused]
+        reservations = self._admit(decision, news) if decision else []
+        return self._planned(reservations, paused, news)
+
+    def _planned(
+        self, reservations: list[Sequence], paused: list[Sequence], news: list[Decision]
+    ) -> StepPlan:
+        generation = self.generation.sequences
+        chunks = MicroBatch((), ())
+        if self.context:
+            chunks = select(self.context, len(generation), self.budget)
+            self._unsettled = True  # what is computed can be shared
+        elif not news and not self._plan.context and generation is self._plan.generation:
+            if self._plan.decisions or self._plan.reservations or self._plan.paused:
+                self._plan = StepPlan(generation=generation, num_generation_tokens=len(generation))
+            return self._plan
+        self._plan = StepPlan(
+            chunks.context,
+            generation,
+            tuple(reservations),
+            tuple(paused),
+            (*news, *chunks.decisions),
+            len(generation),
+        )
+        return self._plan
+
+    def _decide(self, growing: list[Sequence]) -> CapacityDecision | None:
+        """None: nothing happened that could change who is admitted."""
+        policy, cache = self.settings.policy, self.cache
+        available = cache.pool.num_available - cache.promised_blocks
+        stirred = self._unsettled or available != self._seen_available
+        self._seen_available = available
+        if not (self.waiting and stirred) and not (policy.pauses and growing):
+            return None
+        self._unsettled = False
+        delay = None
+        if self.waiting and self.settings.delay_for_reuse and policy.delays_for_reuse:
+            delay = DelayForReuse(cache, self.context)
+        return policy.decide(
+            CapacityView(
+                cache=cache,
+                max_num_seqs=self.max_num_seqs,
+                waiting=tuple(self.waiting),
+                started=(*self.context, *self.generation.sequences) if policy.pauses else (),
+                num_started=len(self.context) + len(self.generation),
+                num_generating=len(self.generation),
+                num_landing=len(self.landing),
+                growing=growing,
+                delay=delay,
+            )
+        )
+
+    def _pause(self, sequence: Sequence) -> None:
+        """It keeps its tokens and its place; its KV is published and can be found again."""
+        self._withdraw(sequence)
+        self.cache.pause(sequence)
+        sequence.num_pauses += 1
+        self._wait(sequence)
+
+    def _admit(self, decision: CapacityDecision, news: list[Decision]) -> list[Sequence]:
+        """Returns those that will land. One that does not fit after all goes on waiting."""
+        reservations: list[Sequence] = []
+        held = decision.held
+        for index, sequence in enumerate(decision.admitted):
+            total = self.settings.policy.tokens_to_promise(sequence, self.cache)
+            before = self._num_evicted
+            if not self.cache.admit(sequence, landing=sequence.lands, total_tokens=total):
+                held = [Decision(s.attempt, Reason.NO_BLOCKS) for s in decision.admitted[index:]]
+                break
+            self.waiting.discard(sequence)
+            self.held.pop(sequence.attempt, None)
+            resumed = sequence.num_pauses > 0
+            reason = Reason.RESUMED if resumed else Reason.ADMITTED
+            news.append(Decision(sequence.attempt, reason))
+            if evicted := self._num_evicted - before:
+                news.append(Decision(sequence.attempt, Reason.EVICTED, None, evicted))
+            if not resumed:
+                sequence.num_reused = sequence.num_cached
+            if sequence.lands:
+                sequence.phase = Phase.LANDING
+                self.landing[sequence.attempt] = sequence
+                self.held[sequence.attempt] = Reason.WAITING_FOR_KV
+                news.append(Decision(sequence.attempt, Reason.WAITING_FOR_KV))
+                reservations.append(sequence)
+            else:
+                sequence.phase = Phase.CONTEXT
+                self.context.add(sequence)
+        self._name(held, news)
+        return reservations
+
+    def _name(self, held: list[Decision], news: list[Decision]) -> None:
+        """Say of those that were looked at why they wait; all others are behind one of them."""
+        named = {decision.attempt for decision in held}
+        for attempt in self._named - named:
+            if attempt in self.held:
+                self.held[attempt] = Reason.BEHIND_HEAD
+        for decision in held:
+            if self.held.get(decision.attempt) is not decision.reason:
+                news.append(decision)
+            self.held[decision.attempt] = decision.reason
+        self._named = named
+        for attempt in self._fresh:
+            if self.held.get(attempt) is Reason.BEHIND_HEAD:
+                news.append(Decision(attempt, Reason.BEHIND_HEAD))
+        self._fresh.clear()

@@ -1,0 +1,66 @@
+"""Places in the queue: priority, arrival, ageing, and what a paused sequence keeps."""
+
+import pytest
+from engine_parts import make_sequence
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.workers.scheduler.priority import RankedQueue, Ranking
+from segue.workers.sequence import Sequence
+
+
+def queue_of(ranking: Ranking, *sequences: Sequence) -> list[str]:
+    queue = RankedQueue()
+    for sequence in sequences:
+        ranking.place(sequence)
+        queue.add(sequence)
+    return [sequence.request.request_id for sequence in queue]
+
+
+def test_reference_order_by_priority() -> None:
+    """Lower goes first here; the reference counts from 0 to 1, the other way round."""
+    arrivals = [5, 5, 6, 6, 6, 10, 3, 3, 3, 6, 10, 5]
+    sequences = [make_sequence(str(n), [1], 1, priority=-p) for n, p in enumerate(arrivals)]
+    order = queue_of(Ranking(None), *sequences)
+    assert order == ["5", "10", "2", "3", "4", "9", "0", "1", "11", "6", "7", "8"]
+
+
+def test_waiting_long_enough_outweighs_priority() -> None:
+    def order(later_by: float) -> list[str]:
+        patient = make_sequence("patient", [1], 1, priority=2, arrived=100.0)
+        urgent = make_sequence("urgent", [1], 1, priority=0, arrived=100.0 + later_by)
+        return queue_of(Ranking(30.0), patient, urgent)
+
+    assert order(59.9) == ["urgent", "patient"]
+    assert order(60.1) == ["patient", "urgent"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_ageing_that_means_nothing_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="ageing_seconds"):
+        Ranking(seconds)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 100)), min_size=1, max_size=20),
+    st.data(),
+)
+def test_a_queue_is_sorted_and_finds_everybody(
+    arrivals: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    ranking, queue = Ranking(10.0), RankedQueue()
+    sequences = [
+        make_sequence(str(n), [1], 1, priority=priority, arrived=arrived)
+        for n, (priority, arrived) in enumerate(arrivals)
+    ]
+    for sequence in sequences:
+        ranking.place(sequence)
+        assert sequence not in queue
+        queue.add(sequence)
+    gone = data.draw(st.sets(st.sampled_from(range(len(sequences)))))
+    for number in gone:
+        assert queue.discard(sequences[number])
+        assert not queue.discard(sequences[number])
+    left = [s for n, s in enumerate(sequences) if n not in gone]
+    assert list(queue) == sorted(left, key=lambda s: s.order)
+    assert all(s in queue for s in left) and len(queue) == len(left)

@@ -1,0 +1,200 @@
+"""Pause and resume in the engine: no token twice, none lost, none different, nothing leaked."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+from engine_parts import PEER, FakeRunner, expected_tokens, make_engine, make_scheduler
+from engine_parts import make_sequence as sequence_of
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from segue.cluster.handoff import Announcement, TokenDelta
+from segue.workers.engine import Engine
+from segue.workers.kvcache.block_pool import BlockState
+from segue.workers.sequence import Phase, Sequence
+from segue.workers.step_outcome import ChunkReady, StepOutcome
+
+
+class Desk:
+    """An engine that is driven by hand, and everything that it said."""
+
+    def __init__(self, num_blocks: int = 10, slots: int = 8, chunk: int = 8) -> None:
+        self.runner = FakeRunner(num_blocks, 4)
+        self.deltas: dict[str, list[TokenDelta]] = {}
+        self.chunks: list[ChunkReady] = []
+        self.ended: list[str] = []
+        scheduler = make_scheduler(
+            num_blocks, max_num_seqs=slots, chunk=chunk, policy="max_utilization"
+        )
+        self.engine: Engine = make_engine(scheduler, self.runner, self._hear)
+
+    def _hear(self, outcome: StepOutcome) -> None:
+        for _, delta in outcome.deltas():
+            self.deltas.setdefault(delta.attempt.request_id, []).append(delta)
+        self.chunks += outcome.chunks
+        self.ended += [ended.sequence.request.request_id for ended in outcome.ended]
+        for sequence in outcome.granted:
+            self._land(sequence)
+
+    def _land(self, sequence: Sequence) -> None:
+        for position, token in enumerate(sequence.tokens):
+            self.runner.slots[sequence.block_ids[position // 4]][position % 4] = token
+        first = expected_tokens(sequence.tokens, 1)[0]
+        last = Announcement(PEER, sequence.attempt, 1, 0, (), (), first, 0)
+        self.engine.post(functools.partial(self.engine.land, sequence.attempt, last))
+
+    def run(self, until: Callable[[], bool], limit: int = 2000) -> None:
+        for _ in range(limit):
+            if until():
+                return
+            self.engine.run_once()
+            sequences = self.engine.scheduler.sequences()
+            self.engine.cache.check_integrity(sequences)
+        raise AssertionError("it did not happen")
+
+    def tokens(self, name: str) -> list[int]:
+        """Every delta continues exactly where the last one ended."""
+        found: list[int] = []
+        for delta in self.deltas.get(name, ()):
+            assert delta.position == self.deltas[name][0].position + len(found)
+            found += delta.token_ids
+        return found
+
+    def assert_idle(self) -> None:
+        counts = self.engine.cache.pool.counts()
+        assert counts[BlockState.OWNED] == counts[BlockState.LANDING] == 0
+        assert self.engine.num_sequences == self.engine.scheduler.num_admitted == 0
+        assert self.engine.cache.promised_blocks == 0 and not self.engine.scheduler.held
+
+
+def test_a_paused_answer_goes_on_where_it_stopped() -> None:
+    desk = Desk()
+    prompts = {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}
+    sequences = [sequence_of(name, prompt, 30) for name, prompt in prompts.items()]
+    for sequence in sequences:
+        desk.engine.add(sequence)
+    desk.run(lambda: len(desk.ended) == 2)
+    assert [sequence.num_pauses for sequence in sequences] == [0, 1]
+    assert desk.engine.counters.pauses == 1
+    for name, prompt in prompts.items():
+        assert desk.tokens(name) == expected_tokens(prompt, 30)
+    desk.assert_idle()
+
+
+def test_what_had_landed_is_computed_here_after_a_pause() -> None:
+    desk = Desk()
+    prompts = {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8, 9]}
+    for name, prompt in prompts.items():
+        desk.engine.add(sequence_of(name, prompt, 30, source=PEER))
+    desk.run(lambda: len(desk.ended) == 2)
+    assert desk.engine.counters.pauses >= 1
+    for name, prompt in prompts.items():
+        assert desk.tokens(name) == expected_tokens(prompt, 30)
+    desk.assert_idle()
+
+
+def test_what_is_landing_is_never_paused() -> None:
+    desk = Desk(num_blocks=6)
+    landing = sequence_of("landing", range(8), 8, source=PEER, priority=5)
+    landing_done: list[Sequence] = []
+    desk._land = landing_done.append  # type: ignore[method-assign, assignment]
+    desk.engine.add(landing)
+    desk.engine.add(sequence_of("a", [1, 2, 3], 20))
+    desk.run(lambda: "a" in desk.deltas and len(desk.tokens("a")) > 10)
+    desk.run(lambda: landing.phase is Phase.LANDING, limit=1)
+    for _ in range(30):
+        desk.engine.run_once()
+    assert landing.phase is Phase.LANDING and landing.num_pauses == 0
+    assert landing_done == [landing] and desk.ended == []
+    Desk._land(desk, landing)
+    desk.run(lambda: len(desk.ended) == 2)
+    assert desk.tokens("a") == expected_tokens([1, 2, 3], 20)
+    assert desk.tokens("landing") == expected_tokens(range(8), 8)
+    desk.assert_idle()
+
+
+def test_a_paused_handoff_announces_each_block_once() -> None:
+    desk = Desk(num_blocks=12, chunk=4)
+    prompt = list(range(30))
+    desk.engine.add(sequence_of("p", prompt, 9, decode_peer=PEER))
+    desk.run(lambda: len(desk.chunks) == 3)
+    desk.engine.add(sequence_of("urgent", [90] * 18, 26, priority=-1))
+    desk.run(lambda: desk.engine.counters.pauses == 1)
+    for chunk in list(desk.chunks):
+        desk.engine.end_lease(chunk.block_ids)  # its reader has them; now they may go
+    desk.run(lambda: any(chunk.first_token is not None for chunk in desk.chunks))
+    told = [
+        index
+        for chunk in desk.chunks
+        for index in range(chunk.first_block, chunk.first_block + len(chunk.block_ids))
+    ]
+    assert told == list(range(8))
+    assert desk.chunks[-1].first_token == expected_tokens(prompt, 1)[0]
+    for chunk in desk.chunks[3:]:
+        desk.engine.end_lease(chunk.block_ids)
+    desk.run(lambda: desk.ended == ["urgent"])
+    desk.assert_idle()
+
+
+def test_dropping_what_is_paused_frees_nothing_twice() -> None:
+    desk = Desk()
+    first, second = sequence_of("a", [1, 2, 3, 4], 30), sequence_of("b", [5, 6, 7, 8], 30)
+    desk.engine.add(first)
+    desk.engine.add(second)
+    desk.run(lambda: second.num_pauses == 1)
+    assert second.phase is Phase.QUEUED and second.block_ids == []
+    assert desk.engine.drop(second.attempt)
+    assert not desk.engine.drop(second.attempt)
+    desk.run(lambda: desk.ended == ["a"])
+    desk.assert_idle()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20), st.integers(1, 24), st.integers(-1, 1), st.integers(0, 12)),
+        min_size=2,
+        max_size=8,
+    ),
+    st.integers(11, 16),
+    st.integers(2, 5),
+    st.data(),
+)
+def test_answers_do_not_depend_on_pauses(
+    shapes: list[tuple[int, int, int, int]], num_blocks: int, slots: int, data: st.DataObject
+) -> None:
+    desk = Desk(num_blocks, slots)
+    lands = data.draw(st.lists(st.booleans(), min_size=len(shapes), max_size=len(shapes)))
+    sequences = [
+        sequence_of(
+            str(number),
+            [(number * 5 + at) % 7 for at in range(prompt)],
+            answer,
+            priority=priority,
+            source=PEER if landing else None,
+        )
+        for number, ((prompt, answer, priority, _), landing) in enumerate(
+            zip(shapes, lands, strict=True)
+        )
+    ]
+    for at in range(13):
+        for sequence, shape in zip(sequences, shapes, strict=True):
+            if shape[3] == at:
+                desk.engine.add(sequence)
+        desk.engine.run_once()
+    desk.run(lambda: len(desk.ended) == len(shapes))
+    event(f"pauses: {min(3, desk.engine.counters.pauses)}")
+    for sequence in sequences:
+        wanted = expected_tokens(sequence.request.prompt_token_ids, sequence.num_produced)
+        assert desk.tokens(sequence.request.request_id) == wanted
+        assert len(wanted) == sequence.request.stop.max_tokens
+    desk.assert_idle()
+
+
+def test_a_desk_notices_a_repeated_token() -> None:
+    desk = Desk()
+    delta = TokenDelta(sequence_of("a", [1], 2).attempt, 1, (5,))
+    desk.deltas["a"] = [delta, delta]
+    with pytest.raises(AssertionError):
+        desk.tokens("a")

@@ -1,0 +1,68 @@
+"""What an engine step has to say to the rest of its worker."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from segue.cluster.handoff import Failure, TokenDelta
+from segue.cluster.request import FinishReason
+from segue.workers.generation_batch import Ids
+from segue.workers.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReady:
+    """Blocks of a sequence that is handed off: computed, and leased from now on."""
+
+    sequence: Sequence
+    first_block: int
+    block_ids: tuple[int, ...]
+    checksums: tuple[int, ...]
+    first_token: int | None  # set with the last chunk of a context
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence left the engine: with an answer's end, or with a failure."""
+
+    sequence: Sequence
+    finish: FinishReason | None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTokens:
+    """One token of each sequence that generates, as columns: taken apart where frames are made."""
+
+    sequences: tuple[Sequence, ...]
+    positions: Ids
+    tokens: Ids
+    finishes: dict[Sequence, FinishReason]
+
+    def deltas(self) -> Iterator[tuple[str, TokenDelta]]:
+        columns = zip(self.sequences, self.positions.tolist(), self.tokens.tolist(), strict=True)
+        for sequence, position, token in columns:
+            finish = self.finishes.get(sequence)
+            delta = TokenDelta(sequence.attempt, position, (token,), finish)
+            yield sequence.assignment.gateway_id, delta
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """All that a step has to say. First tokens come before what follows them."""
+
+    first_tokens: list[tuple[str, TokenDelta]] = field(default_factory=list)  # by gateway
+    generated: GeneratedTokens | None = None
+    granted: list[Sequence] = field(default_factory=list)
+    chunks: list[ChunkReady] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.first_tokens or self.generated or self.granted or self.chunks or self.ended
+        )
+
+    def deltas(self) -> Iterator[tuple[str, TokenDelta]]:
+        """Each with the gateway it is for, in the order in which they must be told."""
+        yield from self.first_tokens
+        if self.generated is not None:
+            yield from self.generated.deltas()
