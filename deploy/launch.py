@@ -9,6 +9,7 @@ import segue
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.bench_command import bench_app
 from segue.deploy.config_command import config_app
+from segue.deploy.schedule_command import schedule
 from segue.deploy.status_command import status
 from segue.deploy.trace_command import trace
 from segue.deploy.user_errors import told_to_the_user
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
 app.command()(status)
+app.command()(schedule)
 app.command()(trace)
 
 
