@@ -74,7 +74,7 @@ def plan_generations(
     hidden = positions >= lengths.unsqueeze(1)
     own = torch.where(hidden, 0, positions)
     block_rows = shape.block_rows(blocks).permute(2, 0, 3, 1)
-    value_rows = _value_rows(shape, blocks, own)
+    value_rows = _value_rows(shape, blocks, own, padded_length)
     per_head = value_rows.repeat_interleave(num_heads // shape.num_kv_heads, 1)
     return GenerationGroup(
         tokens=tokens,
@@ -87,7 +87,33 @@ def plan_generations(
     )
 
 
-def _value_rows(shape: CacheShape, blocks: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def continue_generations(
+    shape: CacheShape, group: GenerationGroup, blocks: torch.Tensor, positions: torch.Tensor
+) -> None:
+    """Every sequence goes on to the next of its `positions` (sequences,), which must lie within
+    the padded length: the same plan as a new one would be, changed where it differs."""
+    sequences = len(positions)
+    at = torch.arange(sequences)
+    group.hidden.view(sequences, -1)[at, positions] = False
+    rows = _value_rows(shape, blocks, positions.unsqueeze(1), group.padded_length).squeeze(2)
+    per_sequence = group.value_rows.view(sequences, -1, group.padded_length)
+    heads_per_row = per_sequence.shape[1] // shape.num_kv_heads
+    per_sequence[at, :, positions] = rows.repeat_interleave(heads_per_row, 1)
+
+
+def append_block(
+    shape: CacheShape, group: GenerationGroup, sequence: int, index: int, block: int
+) -> None:
+    """Block `index` of one of the group's sequences is `block` from now on."""
+    keys, values = shape.block_rows(torch.tensor(block)).unbind()
+    sequences = len(group.tokens)
+    group.key_rows.view(sequences, shape.num_kv_heads, -1)[sequence, :, index] = keys
+    group.value_block_rows.view(sequences, shape.num_kv_heads, -1)[sequence, :, index] = values
+
+
+def _value_rows(
+    shape: CacheShape, blocks: torch.Tensor, own: torch.Tensor, padded_length: int
+) -> torch.Tensor:
     """Where the values of positions `own` (sequences, n) are in the value table: (.., kv_heads, n).
 
     The table is the cache; or, quantised, what was gathered and decoded of this group's blocks.
@@ -96,9 +122,8 @@ def _value_rows(shape: CacheShape, blocks: torch.Tensor, own: torch.Tensor) -> t
         slots = own % shape.block_size
         rows = shape.slot_rows(blocks.gather(1, own // shape.block_size), slots)
         return rows[..., 1, :].permute(0, 2, 1)
-    sequences, positions = own.shape
-    firsts = torch.arange(sequences * shape.num_kv_heads) * positions
-    return firsts.view(sequences, -1, 1) + own.unsqueeze(1)
+    firsts = torch.arange(len(own) * shape.num_kv_heads) * padded_length
+    return firsts.view(len(own), -1, 1) + own.unsqueeze(1)
 
 
 def store(layer: LayerCache, keys_values: torch.Tensor, plan: AttentionPlan) -> None:

@@ -42,8 +42,12 @@ class PackedBatch:
         return 0 if self.rows is None else len(self.rows)
 
     @property
+    def num_slice_tokens(self) -> int:
+        return sum(len(piece.token_ids) for piece in self.slices)
+
+    @property
     def num_tokens(self) -> int:
-        return sum(len(piece.token_ids) for piece in self.slices) + self.num_rows
+        return self.num_slice_tokens + self.num_rows
 
     def in_slices(self) -> "PackedBatch":
         """The same step with a slice for each row: for runners that know no rows."""

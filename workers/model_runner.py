@@ -16,7 +16,7 @@ from segue.workers.block_copies import BlockCopier
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.models.llama import Llama
 from segue.workers.models.spec import ModelSpec, load_spec
-from segue.workers.models.step import step_tensors
+from segue.workers.models.step import StepIndex
 from segue.workers.models.weights import Placement, load_weights
 
 _DTYPES = {
@@ -59,20 +59,18 @@ class ModelRunner:
         )
         self.block_bytes = kv_block_bytes(self.spec, dtype, block_size, kv_cache_dtype)
         self._cache = PagedCache(self.kv_cache, self._shape)
+        self._steps = StepIndex(
+            self._shape, num_heads=self.spec.num_heads, vocab_size=self.spec.vocab_size
+        )
         self._copier = BlockCopier(self.kv_cache, num_host_blocks)
 
     @torch.inference_mode()
     def execute(self, batch: PackedBatch) -> torch.Tensor:
-        """Logits (float32, on the CPU) of each slice with `samples`, in the order of the batch.
+        """Logits (float32, on the CPU) of each slice with `samples` and then of each row.
 
         Raises ValueError for a batch with ids out of range; then nothing was computed.
         """
-        step = step_tensors(
-            batch,
-            self._shape,
-            num_heads=self.spec.num_heads,
-            vocab_size=self.spec.vocab_size,
-        )
+        step = self._steps.tensors(batch)
         return self._model.forward(step.to(self.device), self._cache).float().cpu()
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, islice
 from typing import Any, Self, TypeVar, cast
 
+import numpy as np
 import torch
 
 from segue.kernels.paged_attention import (
@@ -16,6 +17,8 @@ from segue.kernels.paged_attention import (
 )
 from segue.kernels.paged_cache import CacheShape
 from segue.workers.batch import PackedBatch, SequenceSlice
+from segue.workers.generation_batch import GenerationBatch
+from segue.workers.models.generation_index import GenerationIndex
 
 T = TypeVar("T")
 
@@ -44,11 +47,67 @@ def _moved(value: T, device: torch.device) -> T:
     return cast(T, moved)
 
 
-def step_tensors(
-    batch: PackedBatch, shape: CacheShape, *, num_heads: int, vocab_size: int
+class StepIndex:
+    """Builds the index tensors of one step after another; those of rows are kept in between."""
+
+    def __init__(self, shape: CacheShape, *, num_heads: int, vocab_size: int) -> None:
+        self._shape = shape
+        self._num_heads = num_heads
+        self._vocab_size = vocab_size
+        self._generations = GenerationIndex(shape, num_heads)
+
+    def tensors(self, batch: PackedBatch) -> StepTensors:
+        """Raises ValueError for a batch that does not hold together; nothing is computed then."""
+        _check_batch(batch, self._shape)
+        if batch.rows is None:
+            return self._of_slices(batch)
+        rows = self._of_rows(batch.rows, batch.num_slice_tokens)
+        return _joined(self._of_slices(batch), rows) if batch.slices else rows
+
+    def _of_slices(self, batch: PackedBatch) -> StepTensors:
+        return _slice_tensors(batch, self._shape, self._num_heads, self._vocab_size)
+
+    def _of_rows(self, rows: GenerationBatch, first_token: int) -> StepTensors:
+        """Token ids and positions are views: the next step overwrites them."""
+        shape, count = self._shape, len(rows)
+        positions = rows.positions[:count]
+        block_index = positions // shape.block_size
+        if (block_index >= rows.num_blocks[:count]).any():
+            raise ValueError("a row is beyond its block table")
+        token_ids = torch.from_numpy(rows.token_ids[:count])
+        blocks = torch.from_numpy(rows.block_tables[np.arange(count), block_index])
+        _check_range("token id", token_ids, self._vocab_size)
+        _check_range("block id", blocks, shape.num_blocks)
+        slots = torch.from_numpy(positions % shape.block_size)
+        return StepTensors(
+            token_ids=token_ids,
+            positions=torch.from_numpy(positions),
+            sampled=torch.arange(first_token, first_token + count),
+            plan=AttentionPlan(
+                write_rows=shape.slot_rows(blocks, slots).reshape(-1),
+                contexts=(),
+                generations=self._generations.groups(rows, first_token),
+            ),
+        )
+
+
+def _joined(slices: StepTensors, rows: StepTensors) -> StepTensors:
+    """Tokens of rows come behind those of slices."""
+    return StepTensors(
+        token_ids=torch.cat((slices.token_ids, rows.token_ids)),
+        positions=torch.cat((slices.positions, rows.positions)),
+        sampled=torch.cat((slices.sampled, rows.sampled)),
+        plan=AttentionPlan(
+            write_rows=torch.cat((slices.plan.write_rows, rows.plan.write_rows)),
+            contexts=slices.plan.contexts,
+            generations=(*slices.plan.generations, *rows.plan.generations),
+        ),
+    )
+
+
+def _slice_tensors(
+    batch: PackedBatch, shape: CacheShape, num_heads: int, vocab_size: int
 ) -> StepTensors:
-    """Raises ValueError for a batch that does not hold together, before anything is computed."""
-    _check_batch(batch, shape)
     pieces = batch.slices
     counts = [len(piece.token_ids) for piece in pieces]
     lasts = torch.tensor(counts, dtype=torch.int64).cumsum(0) - 1
@@ -89,7 +148,7 @@ def _num_blocks(length: int, shape: CacheShape) -> int:
 
 
 def _check_batch(batch: PackedBatch, shape: CacheShape) -> None:
-    if not batch.slices:
+    if not batch.slices and not batch.num_rows:
         raise ValueError("the batch is empty")
     if not 0 <= batch.num_context <= len(batch.slices):
         raise ValueError(f"num_context {batch.num_context} of {len(batch.slices)} slices")
