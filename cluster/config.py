@@ -99,8 +99,9 @@ class EngineConfig(Section):
         description="share of free GPU memory for the KV-cache when num_kv_blocks is auto",
     )
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="sequences a step")
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=512, description="tokens a step"
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="tokens a step; auto: the larger of chunk_size and max_num_seqs",
     )
     chunk_size: Annotated[int, Field(ge=1)] = Field(
         default=128, description="most prompt tokens of one request a step"
@@ -115,17 +116,24 @@ class EngineConfig(Section):
                 f"chunk_size ({self.chunk_size}) must be a multiple of block_size "
                 f"({self.block_size})"
             )
-        if self.chunk_size > self.max_num_batched_tokens:
+        if self.chunk_size > self.token_budget:
             raise ValueError(
                 f"chunk_size ({self.chunk_size}) must not exceed max_num_batched_tokens "
-                f"({self.max_num_batched_tokens}): no chunk would ever fit a step"
+                f"({self.token_budget}): no chunk would ever fit a step"
             )
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.max_num_seqs > self.token_budget:
             raise ValueError(
                 f"max_num_seqs ({self.max_num_seqs}) must not exceed max_num_batched_tokens "
-                f"({self.max_num_batched_tokens}): each running sequence takes one token a step"
+                f"({self.token_budget}): each running sequence takes one token a step"
             )
         return self
+
+    @property
+    def token_budget(self) -> int:
+        """max_num_batched_tokens as a number."""
+        if self.max_num_batched_tokens == "auto":
+            return max(self.chunk_size, self.max_num_seqs)
+        return self.max_num_batched_tokens
 
 
 class PoolConfig(Section):

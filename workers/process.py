@@ -194,7 +194,7 @@ class WorkerProcess:
         cache = KVCache(
             BlockPool(layout.num_blocks), config.block_size, scope, config.enable_prefix_caching
         )
-        budget = StepBudget(config.max_num_batched_tokens, config.chunk_size, config.block_size)
+        budget = StepBudget(config.token_budget, config.chunk_size, config.block_size)
         return Engine(
             Scheduler(cache, budget, config.max_num_seqs),
             StepExecution(runner, self._checksum(runner, layout)),
