@@ -1,6 +1,5 @@
 """Runs a model's steps on one device: owns its weights and its KV-cache, and knows no requests."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +50,7 @@ class ModelRunner:
         self.kv_cache: torch.Tensor = torch.empty(
             self._shape.dimensions, dtype=_torch_dtype(dtype), device=self.device
         )
-        self.block_bytes = kv_block_bytes(self.spec, dtype, block_size)
+        self.block_bytes = self.kv_cache[0].nbytes
         self._cache = PagedCache(self.kv_cache)
 
     @torch.inference_mode()
@@ -67,11 +66,6 @@ class ModelRunner:
             vocab_size=self.spec.vocab_size,
         )
         return self._model.forward(step.to(self.device), self._cache).float().cpu()
-
-
-def kv_block_bytes(spec: ModelSpec, dtype: str, block_size: int) -> int:
-    """What one block takes in the cache: keys and values of `block_size` tokens, all layers."""
-    return math.prod(_shape(spec, block_size).dimensions) * _torch_dtype(dtype).itemsize
 
 
 def _shape(spec: ModelSpec, block_size: int) -> CacheShape:

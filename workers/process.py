@@ -30,7 +30,8 @@ from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.engine import Engine, StepOutcome
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
-from segue.workers.model_runner import ModelRunner, kv_block_bytes
+from segue.workers.kvcache.sizing import check_longest_sequence, kv_block_bytes, num_kv_blocks
+from segue.workers.model_runner import ModelRunner
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
@@ -162,12 +163,15 @@ class WorkerProcess:
         device = _device(engine)
         spec = load_spec(folder, load_format=settings.model.load_format)
         block_bytes = kv_block_bytes(spec, settings.model.dtype, engine.block_size)
+        num_blocks = num_kv_blocks(engine, block_bytes, _kv_budget_bytes(engine, device))
+        if (longest := settings.model.max_model_len) is not None:
+            check_longest_sequence(longest, engine.block_size, num_blocks, block_bytes)
         runner = ModelRunner(
             folder,
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
             device=device,
-            num_blocks=_num_blocks(engine, device, block_bytes),
+            num_blocks=num_blocks,
             block_size=engine.block_size,
         )
         layout = KVLayout(
@@ -222,15 +226,11 @@ def _device(engine: EngineConfig) -> str:
     return "cuda:0" if engine.device == "cuda" else "cpu"
 
 
-def _num_blocks(engine: EngineConfig, device: str, block_bytes: int) -> int:
-    """min(what is asked for, what there is room for): sizes the KV-cache before it exists."""
-    if engine.num_kv_blocks != "auto":
-        return engine.num_kv_blocks
-    budget = engine.kv_cache_bytes
-    if device != "cpu":
-        free, _ = torch.cuda.mem_get_info()
-        budget = int(free * engine.free_gpu_memory_fraction)
-    return max(1, budget // block_bytes)
+def _kv_budget_bytes(engine: EngineConfig, device: str) -> int:
+    if device == "cpu":
+        return engine.kv_cache_bytes
+    free, _ = torch.cuda.mem_get_info()
+    return int(free * engine.free_gpu_memory_fraction)
 
 
 def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:
