@@ -32,13 +32,14 @@ class ModelConfig(Section):
     """Which model is served. `path`: a Hugging Face folder, a GGUF file, or the bundled model."""
 
     path: str = Field(default=BUNDLED_MODEL, description="folder, .gguf file, or 'smollm2-135m'")
-    id: str | None = Field(
+    id: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="the name clients use; default: last part of path"
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="prompt + answer tokens; default: what the model was trained for"
+        default=None,
+        description="prompt + answer tokens; default: the model's own, or what the KV-caches hold",
     )
 
     @property
@@ -268,13 +269,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC's own lines off the terminal. It must not be imported yet: it reads this then."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def prepare_ray(*, own_cluster: bool) -> None:
-    """Set what Ray and gRPC read from the environment; what the user has set stays.
+    """Set what Ray reads from the environment; what the user has set stays.
 
     Must come before Ray is imported, which reads RAY_AUTH_MODE only then.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if not own_cluster:
+        # Each look for the cluster takes 40 s; the 20 that Ray makes would seem to hang.
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
         return
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
