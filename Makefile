@@ -3,6 +3,7 @@
 #   make test [ARGS="-k name"]                 install if needed, then the tests
 #   make check                                 format, lint, both type checkers, tests
 #   make proto                                 regenerate cluster/rpc/serving_pb2*
+#   make readme                                rewrite the tree of files in README.md
 #   make clean                                 remove .venv and everything else made here
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test check proto clean
+.PHONY: install serve test check proto readme clean
 
 install: $(STAMP)
 
@@ -43,6 +44,9 @@ check: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
 	    --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=src $(PROTO)
+
+readme: $(STAMP)
+	$(BIN)/python tests/support/readme_tree.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build

@@ -32,13 +32,14 @@ class ModelConfig(Section):
     """Which model is served. `path`: a Hugging Face folder, a GGUF file, or the bundled model."""
 
     path: str = Field(default=BUNDLED_MODEL, description="folder, .gguf file, or 'smollm2-135m'")
-    id: str | None = Field(
+    id: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="the name clients use; default: last part of path"
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="prompt + answer tokens; default: what the model was trained for"
+        default=None,
+        description="prompt + answer tokens; default: the model's own, or what the KV-caches hold",
     )
 
     @property
@@ -102,9 +103,16 @@ class EngineConfig(Section):
         default=0.9,
         description="share of free GPU memory for the KV-cache when num_kv_blocks is auto",
     )
+    kv_cache_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="when num_kv_blocks is auto: no more tokens than these"
+    )
+    host_cache_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="host memory for KV that leaves the device; 0: it is forgotten"
+    )
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="sequences a step")
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=512, description="tokens a step"
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="tokens a step; auto: the larger of chunk_size and max_num_seqs",
     )
     chunk_size: Annotated[int, Field(ge=1)] = Field(
         default=128, description="most prompt tokens of one request a step"
@@ -131,6 +139,9 @@ class EngineConfig(Section):
         description="let a prompt wait while another one computes the block it would share",
     )
     enable_prefix_caching: bool = True
+    enable_partial_reuse: bool = Field(
+        default=True, description="also reuse the first tokens of a block that differs further on"
+    )
     torch_threads: Annotated[int, Field(ge=1)] = 1
     trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=512, description="how many engine steps are remembered for `segue trace`"
@@ -143,17 +154,24 @@ class EngineConfig(Section):
                 f"chunk_size ({self.chunk_size}) must be a multiple of block_size "
                 f"({self.block_size})"
             )
-        if self.chunk_size > self.max_num_batched_tokens:
+        if self.chunk_size > self.token_budget:
             raise ValueError(
                 f"chunk_size ({self.chunk_size}) must not exceed max_num_batched_tokens "
-                f"({self.max_num_batched_tokens}): no chunk would ever fit a step"
+                f"({self.token_budget}): no chunk would ever fit a step"
             )
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.max_num_seqs > self.token_budget:
             raise ValueError(
                 f"max_num_seqs ({self.max_num_seqs}) must not exceed max_num_batched_tokens "
-                f"({self.max_num_batched_tokens}): each running sequence takes one token a step"
+                f"({self.token_budget}): each running sequence takes one token a step"
             )
         return self
+
+    @property
+    def token_budget(self) -> int:
+        """max_num_batched_tokens as a number."""
+        if self.max_num_batched_tokens == "auto":
+            return max(self.chunk_size, self.max_num_seqs)
+        return self.max_num_batched_tokens
 
 
 class PoolConfig(Section):
@@ -289,13 +307,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC's own lines off the terminal. It must not be imported yet: it reads this then."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def prepare_ray(*, own_cluster: bool) -> None:
-    """Set what Ray and gRPC read from the environment; what the user has set stays.
+    """Set what Ray reads from the environment; what the user has set stays.
 
     Must come before Ray is imported, which reads RAY_AUTH_MODE only then.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if not own_cluster:
+        # Each look for the cluster takes 40 s; the 20 that Ray makes would seem to hang.
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
         return
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"

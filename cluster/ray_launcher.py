@@ -24,6 +24,7 @@ from segue.cluster.controller_host import ControllerHost
 from segue.cluster.errors import ConfigurationError, InternalError, Unavailable
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.launcher import ControllerSettings, LaunchState, Probe, WorkerSpec
+from segue.cluster.ray_address import check_ray_address
 from segue.cluster.worker_host import WorkerHost
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def start_ray(pools: Mapping[str, PoolConfig], namespace: str) -> None:
 
 def join_ray(address: str, namespace: str) -> None:
     """Become a driver of a running cluster ("auto" or host:port). Raises ConfigurationError."""
+    check_ray_address(address)
     _init(address=address, namespace=namespace)
 
 
@@ -187,7 +189,7 @@ class RayLauncher:
 
     async def stop_all(self, grace_s: float) -> None:
         identities = await self.running()
-        handles = [await self._find(identity) for identity in identities]
+        handles = [await self._find(identity) for identity in identities if self._runs(identity)]
         stops = asyncio.gather(
             *(_answer(handle.stop.remote()) for handle in handles if handle is not None),
             return_exceptions=True,
@@ -195,6 +197,11 @@ class RayLauncher:
         with suppress(TimeoutError):
             await asyncio.wait_for(stops, grace_s)
         await asyncio.gather(*(self.kill(identity) for identity in identities))
+
+    def _runs(self, identity: WorkerIdentity) -> bool:
+        """False for a worker that waits for a node: it would never answer a call."""
+        life = self._lives.get(identity)
+        return life is None or life.running
 
     async def _follow(self, identity: WorkerIdentity, life: _Life, handle: Any) -> None:
         """See a new actor through its start. Not bounded here: the controller bounds it."""
@@ -266,6 +273,11 @@ class RayController:
             logger.warning("the controller could not stop its workers: %s", error)
             await RayLauncher(self._namespace).stop_all(0.0)
         ray.kill(self._handle, no_restart=True)
+
+    async def kill(self) -> None:
+        """End the controller, which would start workers anew, then all workers: no grace."""
+        ray.kill(self._handle, no_restart=True)
+        await RayLauncher(self._namespace).stop_all(0.0)
 
 
 async def _find_actor(name: str, namespace: str) -> Any | None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 import segue
+from segue.cluster.config import quiet_grpc
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.bench_command import bench_app
 from segue.deploy.config_command import config_app
@@ -64,6 +65,7 @@ def serve(
 
     Exit code 2 if the configuration can not be served.
     """
+    quiet_grpc()
     from segue.deploy.serve import ServeOptions, run_server  # only this command needs Ray
 
     with told_to_the_user():

@@ -8,32 +8,36 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvicorn
-
-from segue.cluster.config import SegueConfig, cache_folder, load_config, parse_config, prepare_ray
+from segue.cluster.config import SegueConfig, load_config, parse_config, prepare_ray
+from segue.cluster.errors import ConfigurationError
 from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.fleet_log import FleetLog
+from segue.deploy.served_model import ServedModel, find_model
+from segue.router.api_keys import load_api_keys
 from segue.router.fleet import readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.gateway import create_app
-from segue.router.generation import ModelCard, Readiness
+from segue.router.generation import Readiness
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
+from segue.router.server import GatewayServer
 from segue.router.tracing import Tracing
+
+if TYPE_CHECKING:
+    from segue.cluster.ray_launcher import RayController
 
 logger = logging.getLogger("segue")
 
 LOOPBACK = "127.0.0.1"
-DRAIN_SECONDS = 30  # for the answers under way after the first Ctrl-C
 STOP_WORKERS_SECONDS = 10.0
-KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,10 @@ def run_server(options: ServeOptions) -> None:
     configure_logging()
     config = effective_config(options)
     with open_listener(config.gateway.host, config.gateway.port) as listener:  # before Ray starts
-        folder = model_folder(config)
+        load_api_keys(config.gateway.api_keys_file)  # a wrong file is told before Ray starts
+        model = find_model(config)
         with ray_cluster(options, config):
-            Deployment(config, folder, options).run(listener)
+            Deployment(model, options).run(listener)
 
 
 def configure_logging() -> None:
@@ -62,7 +67,8 @@ def configure_logging() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logger.setLevel(logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # At WARNING it has a line for every malformed request, which anybody could send at will.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def effective_config(options: ServeOptions) -> SegueConfig:
@@ -72,18 +78,9 @@ def effective_config(options: ServeOptions) -> SegueConfig:
     for name, value in (("host", options.host), ("port", options.port)):
         if value is not None:
             data["gateway"][name] = value
+    if config.transfer.transport == "loopback":
+        raise ConfigurationError("transfer.transport: loopback works within one process only")
     return parse_config(data, "command line")
-
-
-def model_folder(config: SegueConfig) -> Path:
-    """Find the model, converting it if need be (minutes for a large GGUF file)."""
-    from segue.workers.models.folder import resolve_model
-
-    began = time.monotonic()
-    logger.info("model %s", config.model.path)
-    folder = resolve_model(config.model, cache_folder())
-    logger.info("model ready in %s (%.1f s)", folder, time.monotonic() - began)
-    return folder
 
 
 @contextmanager
@@ -111,49 +108,25 @@ def ray_cluster(options: ServeOptions, config: SegueConfig) -> Iterator[None]:
         logger.info("stopped")
 
 
-def model_card(config: SegueConfig, folder: Path) -> ModelCard:
-    from segue.workers.models.spec import load_spec
-
-    spec = load_spec(folder, load_format=config.model.load_format)
-    return ModelCard(
-        id=config.model.served_name,
-        max_model_len=config.model.max_model_len or spec.max_position_embeddings,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        bos_token_id=spec.bos_token_id,
-        created=int(time.time()),
-        root=config.model.path,
-        default_temperature=spec.default_temperature,
-        default_top_p=spec.default_top_p,
-        default_top_k=spec.default_top_k,
-    )
-
-
 def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLinks) -> Journeys:
     """The one place that says who runs requests: journeys over the fleet."""
     timeout_s = config.gateway.admission.request_timeout_s
     return Journeys(watcher, links, config.gateway.recovery, timeout_s)
 
 
-class GatewayServer(uvicorn.Server):
-    """Leaves signals to the Deployment."""
-
-    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
-        return nullcontext()
-
-
 class Deployment:
     """One `segue serve`: what runs in its event loop, and how it ends."""
 
-    def __init__(self, config: SegueConfig, folder: Path, options: ServeOptions) -> None:
-        self._config = config
-        self._folder = folder
+    def __init__(self, model: ServedModel, options: ServeOptions) -> None:
+        self._model = model
+        self._config = model.config
         self._namespace = options.namespace
         self._local = options.address is None
         self._token = secrets.token_hex(32)
         self._locator = LocatorConfig(kind="ray", namespace=options.namespace)
         self._watcher = FleetWatcher(open_locator(self._locator), self._token)
-        self._stops_asked = 0
+        self._stop_asked = False
+        self._at_once = asyncio.Event()
 
     def run(self, listener: socket.socket) -> None:
         asyncio.run(self._run(listener))
@@ -179,19 +152,32 @@ class Deployment:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             await links.close()
-            logger.info("stopping workers")
-            await controller.stop(STOP_WORKERS_SECONDS if self._stops_asked < 2 else 0.0)
+            await self._end_workers(controller)
+
+    async def _end_workers(self, controller: "RayController") -> None:
+        """They get time to finish what they are in the middle of, unless asked twice."""
+        logger.info("stopping workers")
+        stopping = asyncio.create_task(controller.stop(STOP_WORKERS_SECONDS))
+        hurry = asyncio.create_task(self._at_once.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if self._at_once.is_set() and not stopping.done():
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            await controller.kill()
+        else:
+            await stopping
 
     def _gateway(self, listener: socket.socket, links: WorkerLinks) -> GatewayServer:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        card = model_card(self._config, self._folder)
+        card = self._model.card
         journeys = build_generator(self._config, self._watcher, links)
         metrics = FleetMetrics(card.id, links, journeys.counters)
         app = create_app(
             generator=journeys,
             card=card,
-            model_folder=self._folder,
+            model_folder=self._model.folder,
             config=self._config.gateway,
             readiness=self._readiness,
             metrics_text=lambda: metrics.text(self._watcher.view),
@@ -200,21 +186,12 @@ class Deployment:
         )
         self._watcher.on_change(FleetLog(self._readiness, f"{url}/v1 as {card.id}").observe)
         logger.info("serving %s", url)
-        return GatewayServer(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
-            )
-        )
+        return GatewayServer(app)
 
     def _controller_settings(self) -> ControllerSettings:
         return ControllerSettings(
             config=self._config,
-            model_folder=str(self._folder),
+            model_folder=str(self._model.folder),
             cluster_token=self._token,
             locator=self._locator,
             host=LOOPBACK if self._local else "",
@@ -222,12 +199,14 @@ class Deployment:
 
     def _obey_signals(self, server: GatewayServer) -> None:
         def stop(name: str) -> None:
-            self._stops_asked += 1
             server.should_exit = True
-            if self._stops_asked == 1:
+            if not self._stop_asked:
+                self._stop_asked = True
                 logger.info("%s: finishing what is under way; again: at once", name)
-            else:
+            elif not self._at_once.is_set():
+                logger.info("%s: at once", name)
                 server.force_exit = True
+                self._at_once.set()
 
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):

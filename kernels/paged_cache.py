@@ -16,7 +16,8 @@ from typing import Protocol
 
 import torch
 
-from segue.kernels.quantization import SCALE_BYTES, CodeFormat, ScaledRows, decode, quantize
+from segue.kernels.quantization import CodeFormat, ScaledRows, decode, quantize
+from segue.kernels.scales import SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

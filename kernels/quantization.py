@@ -1,7 +1,7 @@
 """Eight-bit codes with one float32 scale a row: how keys and values are stored small.
 
 A row is one head's keys, or values, of one token: writing a token never touches another's scale.
-The scale is float32: a float16 scale would itself be subnormal for a row of FP8 whose largest
+Its scale is float32: a float16 scale would itself be subnormal for a row of FP8 whose largest
 element is below 0.03, and would need widening before each use; 4 bytes beside 64 or 128 are cheap.
 """
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-SCALE_BYTES = 4
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # so a row of zeros divides by something
 _LARGEST = torch.finfo(torch.float32).max * (1 - 2**-23)  # a hair less: rounding must not reach inf
 

@@ -27,6 +27,13 @@ STUCK_POLL_SECONDS = 0.05  # for reads that have timed out: their end is awaited
 IDLE_SECONDS = 1.0
 
 
+def _promise() -> Future[None]:
+    """A future that only the transfer thread resolves: a waiter that gives up cannot cancel it."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 @dataclass(slots=True, eq=False)
 class BlockRead:
     peer: str
@@ -34,8 +41,8 @@ class BlockRead:
     local_blocks: tuple[int, ...]
     checksums: tuple[int, ...]
     deadline: float
-    verified: Future[None] = field(default_factory=Future)
-    terminal: Future[None] = field(default_factory=Future)
+    verified: Future[None] = field(default_factory=_promise)
+    terminal: Future[None] = field(default_factory=_promise)
     handle: ReadHandle | None = None
 
 
@@ -72,7 +79,7 @@ class Receiver:
 
     def connect(self, peer: str, metadata: bytes, num_blocks: int) -> Future[None]:
         """Learn of a peer whose layout equals ours but for its number of blocks."""
-        done: Future[None] = Future()
+        done = _promise()
 
         def work() -> None:
             try:
@@ -134,7 +141,10 @@ class Receiver:
                 work = list(self._queue)
                 self._queue.clear()
             for item in work:
-                item()
+                try:
+                    item()
+                except Exception:  # of `_forget`; the other kinds of work tell their caller
+                    logger.exception("the transfer thread could not do what it was asked")
             try:
                 self._advance()
             except Exception:  # the transport itself broke: no read can be trusted

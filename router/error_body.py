@@ -21,6 +21,7 @@ _KINDS = {
     405: "MethodNotAllowedError",
     408: "TimeoutError",
     413: "RequestTooLargeError",
+    431: "RequestTooLargeError",
 }
 _MAX_MESSAGE_CHARS = 1000
 
@@ -81,7 +82,7 @@ def install_error_responses(app: FastAPI, overload_status: int) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise error
-        path = request.url.path[:200]
+        path = request.scope["path"][:200]  # request.url takes "//name" for a host
         messages = {
             404: f"there is no {path}",
             405: f"{request.method[:20]} is not allowed on {path}",

@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from segue.router.api_types import REQUEST_ID_PATTERN
 from segue.router.error_body import error_response
 from segue.router.exchange import CLIENT_CLOSED_REQUEST, Exchange, attach
 from segue.router.http_metrics import HttpMetrics
+from segue.router.http_protocol import MAX_HEAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +49,8 @@ class ExchangeLayer:
         attach(scope, exchange)
         link = _ClientLink(receive, send, exchange)
         try:
-            if given is not None and not valid:
-                message = "X-Request-Id must be 1 to 128 printable ASCII characters"
-                response = error_response(400, message, param="X-Request-Id")
-                await response(scope, link.receive, link.send)
+            if (refusal := _refused_head(scope, given, valid)) is not None:
+                await refusal(scope, link.receive, link.send)
             else:
                 await self._run(scope, link, exchange)
         except asyncio.CancelledError:
@@ -94,6 +94,16 @@ class ExchangeLayer:
             if not link.started:
                 response = error_response(500, "internal error")
                 await response(scope, link.receive, link.send)
+
+
+def _refused_head(scope: Scope, request_id: str | None, valid: bool) -> Response | None:
+    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+    if num_bytes > MAX_HEAD_BYTES:
+        return error_response(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes")
+    if request_id is not None and not valid:
+        message = "X-Request-Id must be 1 to 128 printable ASCII characters"
+        return error_response(400, message, param="X-Request-Id")
+    return None
 
 
 class _ClientLink:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 SUBMIT_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 0.1
+LINK_SECONDS = 1.0  # a worker that the view lists is given this long to be connected
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class Journeys:
         self._recovery = recovery
         self._request_timeout_s = request_timeout_s
         self._clock = clock
-        self._load = Load()
+        self.load = Load()
         self.counters = JourneyCounters()
         watcher.on_change(links.on_fleet_change)
 
@@ -108,22 +109,23 @@ class Journeys:
 
     async def _bind(self, progress: _Progress) -> Binding:
         """Choose workers, and wait for some if the request has begun. Reserves at once."""
-        binding = choose(self._ready(self._watcher.view), self._load, progress.failed_on)
+        binding = choose(self._ready(self._watcher.view), self.load, progress.failed_on)
         if binding is None and progress.attempt > 1:
             logger.warning("%s waits for a worker to come back", progress.request.request_id)
-            binding = await self._wait_for_workers(progress)
+            binding = await self._wait_for_workers(progress, self._recovery.worker_wait_s)
+        elif binding is None and self._watcher.view.ready_workers():
+            binding = await self._wait_for_workers(progress, LINK_SECONDS)
         if binding is None:
             raise Unavailable("no worker is ready to serve this model")
-        self._load.begin(binding, progress.log.next_position)
+        self.load.begin(binding, progress.log.next_position)
         self.counters.rungs[binding.rung.value] += 1
         return binding
 
-    async def _wait_for_workers(self, progress: _Progress) -> Binding | None:
-        left = min(self._recovery.worker_wait_s, progress.deadline - self._clock())
-        end = self._clock() + left
+    async def _wait_for_workers(self, progress: _Progress, seconds: float) -> Binding | None:
+        end = min(self._clock() + seconds, progress.deadline)
         while self._clock() < end:
-            await asyncio.sleep(0.1)  # links open a moment after the view lists their worker
-            binding = choose(self._ready(self._watcher.view), self._load, progress.failed_on)
+            await asyncio.sleep(0.05)  # links open a moment after the view lists their worker
+            binding = choose(self._ready(self._watcher.view), self.load, progress.failed_on)
             if binding is not None:
                 return binding
         return None
@@ -147,17 +149,18 @@ class Journeys:
         finished = False
         try:
             await self._submit(progress, assignment, binding)
-            async for event in self._follow(progress, binding, inbox):
-                if in_context:
-                    self._load.end_context(binding, context_tokens)
-                    in_context = False
-                finished = event.finish is not None
-                yield event
+            async with aclosing(self._follow(progress, binding, inbox)) as events:
+                async for event in events:
+                    if in_context:
+                        self.load.end_context(binding, context_tokens)
+                        in_context = False
+                    finished = event.finish is not None
+                    yield event
         finally:
             self._links.close_inbox(attempt)
             if in_context:
-                self._load.end_context(binding, context_tokens)
-            self._load.end_answer(binding)
+                self.load.end_context(binding, context_tokens)
+            self.load.end_answer(binding)
             if not finished:
                 self._links.abort(attempt, workers)
 
@@ -172,6 +175,7 @@ class Journeys:
             progress.failed_on.add(binding.prefill.identity)
             raise AttemptFailed(FailureKind.WORKER_LOST, error.message) from error
         except AttemptFailed:
+            progress.failed_on.add(binding.prefill.identity)
             raise
         except SegueError as error:
             raise AttemptFailed(FailureKind.REFUSED, error.message, retryable=False) from error

@@ -1,7 +1,8 @@
 """One connection to each worker of the fleet: its frames come in here and go to their attempts.
 
 A link that breaks fails every attempt on that worker at once; it is opened again as long as the
-fleet view lists the worker. Nothing is resumed: the journeys recover.
+fleet view lists the worker. Nothing is resumed: the journeys recover. A worker that still writes an
+answer nobody waits for (the Abort was lost while it was cut off) is told again to stop.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 ABORT_SECONDS = 5.0
 RECONNECT_SECONDS = 0.5
+CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class Inbox:
 @dataclass(slots=True, eq=False)
 class _Link:
     client: WorkerClient
-    usable: bool = True
+    usable: bool = False  # its stream stands: a first frame has come
     task: asyncio.Task[None] | None = None
+    aborting: set[AttemptId] = field(default_factory=set)  # calls in flight; bounded by time
 
 
 class WorkerLinks:
@@ -89,15 +92,19 @@ class WorkerLinks:
     def abort(self, attempt: AttemptId, workers: Iterable[WorkerIdentity]) -> None:
         """Tell workers, in the background, that nobody wants this attempt any more."""
         for identity in workers:
-            client = self.client(identity)
-            if client is not None:
-                self._in_background(_abort(client, attempt))
+            link = self._links.get(identity)
+            if link is not None:
+                self._abort(link, [attempt])
 
     async def close(self) -> None:
+        await self._finish_calls()  # so that aborts still arrive
         for identity in list(self._links):
             self._close(identity, "the gateway stops")
+        await self._finish_calls()
+
+    async def _finish_calls(self) -> None:
         if self._background:
-            await asyncio.wait(self._background, timeout=ABORT_SECONDS)
+            await asyncio.wait(self._background, timeout=CLOSE_SECONDS)
 
     # -- links -------------------------------------------------------------------------------
 
@@ -120,9 +127,9 @@ class WorkerLinks:
             reason = "the worker ended the stream"
             try:
                 async with aclosing(link.client.frames(self.gateway_id)) as frames:
-                    link.usable = True
                     async for deltas in frames:
-                        self._deliver(identity, deltas)
+                        link.usable = True
+                        self._deliver(link, deltas)
             except SegueError as error:
                 reason = error.message
             link.usable = False
@@ -130,11 +137,22 @@ class WorkerLinks:
             self._lost(identity, reason)
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    def _deliver(self, identity: WorkerIdentity, deltas: list[TokenDelta]) -> None:
+    def _deliver(self, link: _Link, deltas: list[TokenDelta]) -> None:
+        identity = link.client.peer.identity
+        unwanted = []
         for delta in deltas:
             inbox = self._inboxes.get(delta.attempt)
             if inbox is not None and identity in inbox.workers:
                 inbox.events.put_nowait(DeltaFrom(identity, delta))
+            elif delta.finish is None and delta.failure is None:
+                unwanted.append(delta.attempt)
+        self._abort(link, unwanted)
+
+    def _abort(self, link: _Link, attempts: list[AttemptId]) -> None:
+        fresh = [attempt for attempt in attempts if attempt not in link.aborting]
+        if fresh:
+            link.aborting.update(fresh)
+            self._in_background(_abort(link, fresh))
 
     def _lost(self, identity: WorkerIdentity, reason: str) -> None:
         for inbox in self._inboxes.values():
@@ -147,8 +165,10 @@ class WorkerLinks:
         task.add_done_callback(self._background.discard)
 
 
-async def _abort(client: WorkerClient, attempt: AttemptId) -> None:
+async def _abort(link: _Link, attempts: list[AttemptId]) -> None:
     try:
-        await client.abort([attempt], deadline_s=ABORT_SECONDS)
-    except SegueError as error:  # it is gone, and the attempt with it
-        logger.debug("could not abort %s at %s: %s", attempt, client.peer.identity, error)
+        await link.client.abort(attempts, deadline_s=ABORT_SECONDS)
+    except SegueError as error:  # it is gone, and the attempts with it, or cut off
+        logger.debug("could not abort at %s: %s", link.client.peer.identity, error)
+    finally:
+        link.aborting.difference_update(attempts)

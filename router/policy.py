@@ -1,7 +1,8 @@
 """Chooses who reads a prompt and who writes the answer. Pure: no clock, no I/O.
 
 The ladder, best rung first: a prefill and a decode worker; else whoever is left does both. A
-colocated pool (role `both`) competes with pairs by load.
+colocated pool (role `both`) competes with pairs by load. A request that failed on a worker goes
+down the ladder before it goes back there.
 """
 
 from collections import Counter
@@ -61,16 +62,20 @@ def _subtract(counter: Counter[WorkerIdentity], identity: WorkerIdentity, amount
 def choose(
     ready: Iterable[WorkerView], load: Load, avoid: Collection[WorkerIdentity] = ()
 ) -> Binding | None:
-    """The best binding among `ready` workers; within a role, those in `avoid` come last."""
+    """The best binding among `ready` workers; those in `avoid` only if nobody else is there."""
     workers = sorted(ready, key=lambda worker: worker.identity.worker_id)
+    preferred = [worker for worker in workers if worker.identity not in avoid]
+    return _best(preferred or workers, load)
 
-    def by_context(worker: WorkerView) -> tuple[bool, int, int]:
-        me = worker.identity
-        return me in avoid, load.context_tokens[me], load.answers[me]
 
-    def by_answers(worker: WorkerView) -> tuple[bool, int, int]:
+def _best(workers: list[WorkerView], load: Load) -> Binding | None:
+    def by_context(worker: WorkerView) -> tuple[int, int]:
         me = worker.identity
-        return me in avoid, load.answers[me], load.context_tokens[me]
+        return load.context_tokens[me], load.answers[me]
+
+    def by_answers(worker: WorkerView) -> tuple[int, int]:
+        me = worker.identity
+        return load.answers[me], load.context_tokens[me]
 
     def of(role: Role) -> list[WorkerView]:
         return [worker for worker in workers if worker.role == role]

@@ -67,12 +67,7 @@ async def encode_prompt(
 ) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return prompt
-    return await service.tokenizer.encode(
-        prompt,
-        add_special_tokens=add_special_tokens,
-        max_tokens=service.card.max_model_len,
-        param="prompt",
-    )
+    return await _encode(prompt, add_special_tokens, service, "prompt")
 
 
 async def encode_chat(body: ChatBody | TokenizeBody, service: Service) -> tuple[int, ...]:
@@ -97,12 +92,23 @@ async def encode_chat(body: ChatBody | TokenizeBody, service: Service) -> tuple[
         continue_final_message=resume,
         extra=extra,
     )
-    return await service.tokenizer.encode(
+    return await _encode(text, body.add_special_tokens or False, service, "messages")
+
+
+async def _encode(
+    text: str, add_special_tokens: bool, service: Service, param: str
+) -> tuple[int, ...]:
+    card = service.card
+    token_ids = await service.tokenizer.encode(
         text,
-        add_special_tokens=body.add_special_tokens or False,
-        max_tokens=service.card.max_model_len,
-        param="messages",
+        add_special_tokens=add_special_tokens,
+        max_tokens=card.max_model_len,
+        param=param,
     )
+    # A tokenizer may have tokens that were added without widening the model.
+    if token_ids and max(token_ids) >= card.vocab_size:
+        raise InvalidRequest(f"{param} holds a special token that the model lacks", param=param)
+    return token_ids
 
 
 def _template_variables(body: ChatBody | TokenizeBody) -> Mapping[str, Any]:

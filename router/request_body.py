@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from segue.cluster.errors import DeadlineExceeded, InvalidRequest
+from segue.cluster.errors import InvalidRequest
 
 BODY_TIMEOUT_SECONDS = 60.0
 
@@ -19,12 +19,21 @@ class BodyTooLarge(InvalidRequest):
     kind = "RequestTooLargeError"
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+class BodyTooSlow(InvalidRequest):
+    http_status = 408
+    kind = "TimeoutError"
+
+
+async def read_json(
+    request: Request, max_bytes: int, seconds: float = BODY_TIMEOUT_SECONDS
+) -> dict[str, Any]:
     """Raises InvalidRequest; never keeps more than `max_bytes` in memory."""
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise InvalidRequest("the Content-Type must be application/json")
-    data = await _read(request, max_bytes)
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise InvalidRequest("a body with a Content-Encoding is not supported")
+    data = await _read(request, max_bytes, seconds)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -34,13 +43,13 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     return value
 
 
-async def _read(request: Request, max_bytes: int) -> bytearray:
+async def _read(request: Request, max_bytes: int, seconds: float) -> bytearray:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     data = bytearray()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -51,7 +60,7 @@ async def _read(request: Request, max_bytes: int) -> bytearray:
                 if not message.get("more_body", False):
                     return data
     except TimeoutError:
-        raise DeadlineExceeded("the body did not arrive in time") from None
+        raise BodyTooSlow("the body did not arrive in time") from None
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

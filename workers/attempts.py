@@ -1,16 +1,19 @@
 """Every attempt that this worker has taken on, from arrival to its one end.
 
-received == sum(ended.values()) + len(running) holds at any time.
+received == sum(ended.values()) + len(running) holds at any time. An attempt id is used once: what
+has ended here, or was aborted before it arrived, is refused if it comes (again).
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from segue.cluster.errors import AttemptFailed, FailureKind
 from segue.cluster.identity import AttemptId
 from segue.workers.sequence import Sequence
+
+MAX_REMEMBERED = 4096  # attempts that are over; messages about them are seconds late, not hours
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +31,7 @@ class Attempts:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._running: dict[AttemptId, Running] = {}
+        self._over: OrderedDict[AttemptId, None] = OrderedDict()
         self.received = 0
         self.ended: Counter[str] = Counter()
         self.draining = False
@@ -40,6 +44,8 @@ class Attempts:
         attempt = running.sequence.attempt
         if attempt in self._running:
             raise AttemptFailed(FailureKind.REFUSED, f"{attempt} is here already", retryable=False)
+        if attempt in self._over:
+            raise AttemptFailed(FailureKind.REFUSED, f"{attempt} is over", retryable=False)
         if self.draining:
             raise AttemptFailed(FailureKind.DRAINING, "the worker takes no new requests")
         if len(self._running) >= self._limit:
@@ -52,10 +58,31 @@ class Attempts:
         running = self._running.pop(attempt, None)
         if running is not None:
             self.ended[outcome] += 1
+            self.forbid(attempt)
         return running
+
+    def abort(self, attempt: AttemptId, reason: str) -> None:
+        """Nobody wants it any more, whether it is here, was here, or is still on its way."""
+        running = self._running.get(attempt)
+        if running is not None:
+            running.abort(reason)
+        else:
+            self.forbid(attempt)
+
+    def forbid(self, attempt: AttemptId) -> None:
+        """Refuse the attempt should it arrive: the message that ends it has overtaken it."""
+        self._over[attempt] = None
+        self._over.move_to_end(attempt)
+        if len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
 
     def get(self, attempt: AttemptId) -> Running | None:
         return self._running.get(attempt)
+
+    def of(self, sequence: Sequence) -> Running | None:
+        """The running attempt whose sequence this very object is."""
+        running = self._running.get(sequence.attempt)
+        return running if running is not None and running.sequence is sequence else None
 
     def all(self) -> list[Running]:
         return list(self._running.values())

@@ -9,15 +9,15 @@ landing blocks are freed only when no read into them can be in flight, and its s
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from segue.cluster.errors import (
     AttemptFailed,
+    DeadlineExceeded,
     FailureKind,
     SegueError,
     StaleReference,
-    TransferError,
+    Unavailable,
 )
 from segue.cluster.handoff import (
     Announcement,
@@ -28,40 +28,18 @@ from segue.cluster.handoff import (
     TokenDelta,
 )
 from segue.cluster.identity import AttemptId, WorkerIdentity
-from segue.kvtransfer.receiver import BlockRead, Receiver
+from segue.kvtransfer.receiver import Receiver
 from segue.workers.attempts import Attempts, Running
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
+from segue.workers.landing import Landing
+from segue.workers.lease_renewal import LeaseRenewal
 from segue.workers.peers import Peers
 from segue.workers.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The engine has given the attempt its blocks."""
-
-
-@dataclass(slots=True, eq=False)
-class Landing:
-    """A credit in use: what was announced, what is being read."""
-
-    running: Running
-    reservation: Reservation
-    announced: asyncio.Queue[Announcement] = field(default_factory=asyncio.Queue)
-    granted: asyncio.Future[int] = field(default_factory=asyncio.Future)
-    reads: list[BlockRead] = field(default_factory=list)
-    generation: int | None = None
-    next_block: int = 0
-    renewed_at: float = 0.0
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def sequence(self) -> Sequence:
-        return self.running.sequence
 
 
 class DecodeRole:
@@ -83,11 +61,12 @@ class DecodeRole:
         self._peers = peers
         self._receiver = receiver
         self._read_timeout_s = read_timeout_s
-        self._lease_s = lease_s
         self._clock = clock
         self._landings: dict[AttemptId, Landing] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._renewal: asyncio.Task[None] | None = None
+        self._renewal = LeaseRenewal(
+            peers, lease_s, clock, lambda: self._landings.values(), self._give_up
+        )
         # Of prompts that were announced whole: blocks read, and those that had arrived when the
         # source said that the last chunk was computed.
         self.blocks_read = 0
@@ -98,6 +77,22 @@ class DecodeRole:
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         """Queue for room and wait for it; the credit lives as long as the source renews."""
         await self._peers.connect(reservation.source, self._receiver)
+        landing = self._begin(reservation)
+        assert landing.task is not None
+        try:
+            async with asyncio.timeout(reservation.wait_seconds):
+                return ReserveOutcome(await asyncio.shield(landing.granted))
+        except TimeoutError:
+            message = f"no room within {reservation.wait_seconds:g} s"
+            landing.task.cancel(message)
+            return ReserveOutcome(failure=Failure(FailureKind.CREDIT_TIMEOUT, message))
+        except AttemptFailed as error:  # its owner knows, and ends
+            return ReserveOutcome(failure=Failure(error.failure, error.message, error.retryable))
+        except asyncio.CancelledError:  # the caller is gone
+            landing.task.cancel("the reservation call ended")
+            raise
+
+    def _begin(self, reservation: Reservation) -> Landing:
         now = self._clock()
         assignment = reservation.assignment
         sequence = Sequence(
@@ -107,165 +102,108 @@ class DecodeRole:
             lease_id=reservation.lease_id,
             arrived=now,
         )
-        running = Running(sequence, abort=lambda reason: self._abort(sequence.attempt, reason))
+        running = Running(sequence, abort=lambda reason: self._abort_soon(landing, reason))
         landing = Landing(running, reservation)
+        self._outbox.expect(assignment.gateway_id)
         self._attempts.begin(running)
         self._landings[sequence.attempt] = landing
         landing.task = asyncio.create_task(self._own(landing), name=f"land {sequence.attempt}")
         self._engine.post(lambda: self._engine.add(sequence))
-        self._start_renewal()
-        try:
-            async with asyncio.timeout(reservation.wait_seconds):
-                return ReserveOutcome(await asyncio.shield(landing.granted))
-        except TimeoutError:
-            message = f"no room within {reservation.wait_seconds} s"
-            failure = Failure(FailureKind.CREDIT_TIMEOUT, message)
-        except AttemptFailed as error:
-            failure = Failure(error.failure, str(error), error.retryable)
-        except asyncio.CancelledError:  # the caller is gone
-            landing.task.cancel("the reservation call ended")
-            raise
-        landing.task.cancel(failure.message)
-        return ReserveOutcome(failure=failure)
+        self._renewal.start()
+        return landing
 
     def announce(self, announcement: Announcement) -> None:
         landing = self._landings.get(announcement.attempt)
         if landing is None:
             raise StaleReference(f"{announcement.attempt} has no credit here")
-        if announcement.source.identity != landing.reservation.source.identity:
+        if announcement.source.identity != landing.source.identity:
             raise StaleReference(f"{announcement.attempt} was reserved by another worker")
         landing.announced.put_nowait(announcement)
 
     def cancel(self, source: WorkerIdentity, attempt: AttemptId, reason: str) -> None:
+        """Raises StaleReference if no Release will follow: the source may end its lease itself."""
         landing = self._landings.get(attempt)
-        if landing is not None and landing.reservation.source.identity == source:
-            self._abort(attempt, reason)
+        if landing is not None and landing.source.identity == source:
+            self._abort_soon(landing, reason)
+            return
+        if self._attempts.get(attempt) is None:
+            self._attempts.forbid(attempt)  # this message may have overtaken its Reserve
+        raise StaleReference(f"{attempt} is not landing here")
 
     # -- from the engine, on the event loop --------------------------------------------------
 
     def on_granted(self, sequence: Sequence) -> None:
         landing = self._landings.get(sequence.attempt)
-        if landing is not None and not landing.granted.done():
-            landing.next_block = sequence.num_published
-            landing.renewed_at = self._clock()
-            landing.granted.set_result(sequence.num_published)
+        if landing is not None and landing.sequence is sequence:
+            landing.grant(self._clock())
 
     def on_ended(self, sequence: Sequence, failure: Failure) -> bool:
-        """The engine ended an attempt that has not landed. False: it is not one of ours."""
+        """The engine ended a running attempt. True: whoever waits for its credit tells of it."""
         landing = self._landings.get(sequence.attempt)
-        if landing is None:
+        if landing is None or landing.sequence is not sequence:
             return False
-        if not landing.granted.done():
-            landing.granted.set_exception(failure.to_error())
-        elif landing.task is not None:
-            landing.task.cancel(failure.message)
-        return True
+        if landing.refuse(failure.to_error()):
+            return True
+        assert landing.task is not None
+        landing.task.cancel(failure.message)  # it landed, but its owner has not heard of it yet
+        return False
 
     # -- the owner of one attempt ------------------------------------------------------------
 
     async def _own(self, landing: Landing) -> None:
-        attempt = landing.sequence.attempt
+        sequence = landing.sequence
         outcome = "cancelled"
         landed = False
         try:
-            last = await self._receive(landing)
-            await self._fence(landing)
-            landed = await asyncio.wrap_future(
-                self._engine.call(lambda: self._engine.land(attempt, last))
-            )
-            if not landed:
-                raise AttemptFailed(FailureKind.DEADLINE, "ended before it landed")
-        except asyncio.CancelledError:
-            pass  # whoever cancelled has said why, or nobody wants to know
-        except SegueError as error:
-            outcome = self._report(landing, error)
-        except Exception as error:
-            logger.exception("receiving %s failed", attempt)
-            outcome = self._report(landing, AttemptFailed(FailureKind.TRANSFER, repr(error)))
-        finally:
-            self._landings.pop(attempt, None)
-            if not landing.granted.done():
-                landing.granted.set_exception(
-                    AttemptFailed(FailureKind.PEER_LOST, "given up before there was room")
+            async with asyncio.timeout(max(0.0, sequence.deadline - self._clock())):
+                await asyncio.shield(landing.granted)
+                last = await self._receive(landing)
+                await self._fence(landing)
+                landed = await asyncio.wrap_future(
+                    self._engine.call(lambda: self._engine.land(sequence, last))
                 )
-                landing.granted.exception()  # whoever waits has it; nobody has to
             if not landed:
-                self._attempts.end(attempt, outcome)
+                raise AttemptFailed(FailureKind.COMPUTE, "ended before it landed")
+        except asyncio.CancelledError:
+            landed = False  # whoever cancelled has said why, or nobody wants to know
+        except Exception as error:
+            landed = False
+            outcome = self._report(landing, _failure(sequence, error))
+        finally:
+            self._landings.pop(sequence.attempt, None)
+            if not landed:
+                landing.refuse(AttemptFailed(FailureKind.PEER_LOST, "given up before it had room"))
+                self._attempts.end(sequence.attempt, outcome)
                 self._in_background(self._give_back(landing))
 
     async def _receive(self, landing: Landing) -> Announcement:
-        """Read every announced block; return the last announcement. All reads are verified."""
-        await asyncio.shield(landing.granted)
-        while True:
-            left = landing.sequence.deadline - self._clock()
-            try:
-                async with asyncio.timeout(max(0.0, left)):
-                    announcement = await landing.announced.get()
-            except TimeoutError:
-                raise AttemptFailed(
-                    FailureKind.DEADLINE, "the prompt's KV was not announced", retryable=False
-                ) from None
-            self._read(landing, announcement)
-            if announcement.first_token is not None:
-                break
-            self._raise_early_failure(landing)
-        self.blocks_read += sum(len(read.local_blocks) for read in landing.reads)
-        self.blocks_overlapped += sum(
-            len(read.local_blocks) for read in landing.reads if read.verified.done()
+        last = await landing.receive(
+            self._receiver, self._read_timeout_s, self._engine.cache.block_size
         )
-        expected = -(-landing.sequence.num_context // self._block_size)
-        if landing.next_block != expected:
-            raise TransferError(f"{landing.next_block} of {expected} blocks were announced")
         for read in landing.reads:
-            await asyncio.wrap_future(read.verified)
-        return announcement
-
-    def _read(self, landing: Landing, announcement: Announcement) -> None:
-        if landing.generation is None:
-            landing.generation = announcement.pool_generation
-        if announcement.pool_generation != landing.generation:
-            raise StaleReference("the source's pool generation changed during the handoff")
-        first, count = announcement.first_block, len(announcement.block_ids)
-        if first != landing.next_block or first + count > len(landing.sequence.block_ids):
-            raise TransferError(f"blocks [{first}, {first + count}) were announced out of order")
-        landing.next_block = first + count
-        if count:
-            read = self._receiver.read(
-                landing.reservation.source.identity.incarnation,
-                announcement.block_ids,
-                tuple(landing.sequence.block_ids[first : first + count]),
-                announcement.checksums,
-                self._read_timeout_s,
-            )
-            landing.reads.append(read)
-
-    def _raise_early_failure(self, landing: Landing) -> None:
-        for read in landing.reads:
-            if read.verified.done() and (error := read.verified.exception()) is not None:
-                raise error
+            self.blocks_read += len(read.local_blocks)
+            self.blocks_overlapped += len(read.local_blocks) if read.verified.done() else 0
+        await landing.verify()
+        return last
 
     async def _fence(self, landing: Landing) -> None:
         """Ask the source whether the blocks were ours all the time. Fails closed."""
         generation = landing.generation
         assert generation is not None
-        verdict = await self._peers.client(landing.reservation.source).release(
-            LeaseRelease(
-                landing.sequence.lease_id, landing.sequence.attempt, generation, completed=True
-            ),
-            deadline_s=RELEASE_SECONDS,
-        )
+        landing.releasing = True
+        sequence = landing.sequence
+        release = LeaseRelease(sequence.lease_id, sequence.attempt, generation, completed=True)
+        try:
+            client = self._peers.client(landing.source)
+            verdict = await client.release(release, deadline_s=RELEASE_SECONDS)
+        except (Unavailable, DeadlineExceeded) as error:
+            raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
         if not verdict.held:
             raise AttemptFailed(FailureKind.FENCED, verdict.reason)
 
-    def _report(self, landing: Landing, error: SegueError) -> str:
+    def _report(self, landing: Landing, failure: Failure) -> str:
         """Tell the reservation's caller if it still waits, else the gateway."""
-        if isinstance(error, AttemptFailed):
-            failure = Failure(error.failure, error.message, error.retryable)
-        elif isinstance(error, StaleReference):
-            failure = Failure(FailureKind.FENCED, error.message)
-        else:
-            failure = Failure(FailureKind.TRANSFER, error.message)
-        if landing.granted.done() and landing.granted.exception() is None:
+        if not landing.refuse(failure.to_error()) and landing.has_credit:
             delta = TokenDelta(
                 landing.sequence.attempt, landing.sequence.num_context, failure=failure
             )
@@ -274,63 +212,41 @@ class DecodeRole:
 
     async def _give_back(self, landing: Landing) -> None:
         """Free what was reserved, once no byte can arrive any more, and tell the source."""
-        for read in landing.reads:
-            await asyncio.wrap_future(read.terminal)
-        attempt = landing.sequence.attempt
-        self._engine.post(lambda: self._engine.drop(attempt))
+        await landing.wait_terminal()
+        sequence = landing.sequence
+        self._engine.post(lambda: self._engine.drop(sequence))
+        if not landing.has_credit:
+            return  # the source has opened no lease
         release = LeaseRelease(
-            landing.sequence.lease_id, attempt, landing.generation or 0, completed=False
+            sequence.lease_id, sequence.attempt, landing.generation or 0, completed=False
         )
         try:
-            client = self._peers.client(landing.reservation.source)
+            client = self._peers.client(landing.source)
             await client.release(release, deadline_s=RELEASE_SECONDS)
         except SegueError as error:  # its lease expires there
-            logger.info("could not release %s at its source: %s", attempt, error)
+            logger.info("could not release %s at its source: %s", sequence.attempt, error)
 
-    def _abort(self, attempt: AttemptId, reason: str) -> None:
-        landing = self._landings.get(attempt)
-        if landing is not None and landing.task is not None:
+    def _abort_soon(self, landing: Landing, reason: str) -> None:
+        """Not before the owner's first step: a task cancelled earlier never runs its `finally`."""
+        asyncio.get_running_loop().call_soon(self._abort, landing, reason)
+
+    def _abort(self, landing: Landing, reason: str) -> None:
+        sequence = landing.sequence
+        if self._landings.get(sequence.attempt) is landing:
+            assert landing.task is not None
             landing.task.cancel(reason)
+        elif self._attempts.of(sequence) is not None:  # it generates already
+            self._attempts.end(sequence.attempt, "aborted")
+            self._engine.post(lambda: self._engine.drop(sequence))
+
+    def _give_up(self, landing: Landing, reason: str) -> None:
+        """Its lease is lost, unless it was we who ended that meanwhile."""
+        attempt = landing.sequence.attempt
+        if self._landings.get(attempt) is not landing or landing.releasing:
             return
-        if self._attempts.end(attempt, "aborted") is not None:  # it generates already
-            self._engine.post(lambda: self._engine.drop(attempt))
-
-    # -- renewal -----------------------------------------------------------------------------
-
-    def _start_renewal(self) -> None:
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew_while_landing(), name="renewal")
-
-    async def _renew_while_landing(self) -> None:
-        """Every third of a lease, one call a source. Ends when nothing is landing."""
-        while self._landings:
-            await asyncio.sleep(self._lease_s / 3)
-            by_source: dict[WorkerIdentity, list[Landing]] = {}
-            for landing in self._landings.values():
-                if landing.granted.done() and landing.granted.exception() is None:
-                    by_source.setdefault(landing.reservation.source.identity, []).append(landing)
-            for landings in by_source.values():
-                await self._renew(landings)
-
-    async def _renew(self, landings: list[Landing]) -> None:
-        source = landings[0].reservation.source
-        lease_ids = [landing.sequence.lease_id for landing in landings]
-        try:
-            unknown = await self._peers.client(source).renew(
-                self._peers.identity, lease_ids, deadline_s=min(5.0, self._lease_s / 3)
-            )
-        except SegueError as error:
-            logger.warning("could not renew leases at %s: %s", source.identity, error)
-            lapsed = self._clock() - self._lease_s
-            for landing in landings:
-                if landing.renewed_at <= lapsed:
-                    self._give_up(landing, f"{source.identity} does not answer")
-            return
-        for landing in landings:
-            if landing.sequence.lease_id in unknown:
-                self._give_up(landing, "the source lost its lease")
-            else:
-                landing.renewed_at = self._clock()
+        self._report(landing, Failure(FailureKind.PEER_LOST, reason))
+        assert landing.task is not None
+        landing.task.cancel(reason)
 
     # -- shutting down -----------------------------------------------------------------------
 
@@ -339,21 +255,30 @@ class DecodeRole:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    @property
-    def _block_size(self) -> int:
-        return self._engine.cache.block_size
+    async def close(self, timeout_s: float) -> None:
+        """Let those that were aborted give back what can be given back within `timeout_s`."""
+        await self._renewal.stop()
+        end = asyncio.get_running_loop().time() + timeout_s
+        while (tasks := self._tasks()) and (left := end - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tasks, timeout=left)  # an owner leaves a Release behind
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def num_landing(self) -> int:
-        return len(self._landings)
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        owners = {landing.task for landing in self._landings.values() if landing.task is not None}
+        return owners | self._background
 
-    def lose_source(self, identity: WorkerIdentity) -> None:
-        """The source is proven gone: nothing more will be announced."""
-        for landing in list(self._landings.values()):
-            if landing.reservation.source.identity == identity:
-                self._give_up(landing, f"{identity} is gone")
 
-    def _give_up(self, landing: Landing, reason: str) -> None:
-        self._report(landing, AttemptFailed(FailureKind.PEER_LOST, reason))
-        if landing.task is not None:
-            landing.task.cancel(reason)
+def _failure(sequence: Sequence, error: Exception) -> Failure:
+    if isinstance(error, AttemptFailed):
+        return Failure(error.failure, error.message, error.retryable)
+    if isinstance(error, StaleReference):
+        return Failure(FailureKind.FENCED, error.message)
+    if isinstance(error, TimeoutError):
+        message = f"deadline reached while in {sequence.phase}"
+        return Failure(FailureKind.DEADLINE, message, retryable=False)
+    if isinstance(error, SegueError):
+        return Failure(FailureKind.TRANSFER, error.message)
+    logger.error("receiving %s failed", sequence.attempt, exc_info=error)
+    return Failure(FailureKind.TRANSFER, repr(error))

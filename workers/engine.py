@@ -94,8 +94,9 @@ class Engine:
             self._wake.notify()
 
     def call(self, action: Callable[[], T]) -> Future[T]:
-        """As `post`, with the result or the exception."""
+        """As `post`, with the result or the exception. Who stops waiting does not undo it."""
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # so that no waiter can cancel it
 
         def run() -> None:
             try:
@@ -110,8 +111,11 @@ class Engine:
 
     def add(self, sequence: Sequence, num_known_blocks: int = 0) -> None:
         """Queue a sequence. The first `num_known_blocks` blocks need not be handed off."""
-        if sequence.attempt in self._sequences:
-            raise ValueError(f"attempt {sequence.attempt} is known already")
+        if sequence.attempt in self._sequences:  # its blocks may still be landing: leave it alone
+            message = f"{sequence.attempt} is known already"
+            failure = Failure(FailureKind.REFUSED, message, retryable=False)
+            self._outcome.ended.append(Ended(sequence, None, failure))
+            return
         self._sequences[sequence.attempt] = sequence
         if sequence.hands_off:
             self._announced[sequence.attempt] = num_known_blocks
@@ -128,23 +132,23 @@ class Engine:
         if attempt not in self._sequences:
             self.scheduler.expect(attempt)
 
-    def drop(self, attempt: AttemptId) -> bool:
+    def drop(self, sequence: Sequence) -> bool:
         """Take a sequence out without a word. False if it is not here (any more)."""
-        sequence = self._sequences.get(attempt)
-        if sequence is None:
-            self.scheduler.forget(attempt)
+        if self._sequences.get(sequence.attempt) is not sequence:
+            self.scheduler.forget(sequence.attempt)
             return False
         self._leave(sequence)
         return True
 
-    def land(self, attempt: AttemptId, last: Announcement) -> bool:
+    def land(self, sequence: Sequence, last: Announcement) -> bool:
         """The context's KV is verified: begin to generate behind its first token.
 
         The first token is reported again, so that the gateway needs nothing from the source any
         more. False: the attempt has ended.
         """
-        sequence = self._sequences.get(attempt)
-        if sequence is None or sequence.phase is not Phase.LANDING or last.first_token is None:
+        if self._sequences.get(sequence.attempt) is not sequence:
+            return False
+        if sequence.phase is not Phase.LANDING or last.first_token is None:
             return False
         self.cache.land(sequence)
         sequence.num_reused = last.cached_tokens
@@ -239,8 +243,10 @@ class Engine:
     def _apply(self, plan: StepPlan, result: StepResult) -> None:
         """Rows first: a context that ends in this step joins them for the next one."""
         generated = self.scheduler.generation.without(result.failures, result.generated)
+        # If it is everybody's, it is hardly the requests' fault: another worker may succeed.
+        everybody = 1 < len(result.failures) == len(plan.context) + plan.num_generation_tokens
         for sequence, error in result.failures.items():
-            self._fail(sequence, Failure(FailureKind.COMPUTE, error, retryable=False))
+            self._fail(sequence, Failure(FailureKind.COMPUTE, error, retryable=everybody))
         if len(generated):
             self._generated(generated)
         for item in plan.context:
@@ -282,9 +288,9 @@ class Engine:
         first = self._announced[sequence.attempt]
         blocks = tuple(sequence.block_ids[first:done])
         if blocks or token is not None:
-            self.cache.pool.lease(blocks)
-            self._announced[sequence.attempt] = max(first, done)
             sums = self._execution.checksums(blocks)
+            self.cache.pool.lease(blocks)  # from here on nothing raises before it is told
+            self._announced[sequence.attempt] = max(first, done)
             self._outcome.chunks.append(ChunkReady(sequence, first, blocks, sums, token))
         if token is not None:
             self._leave(sequence)

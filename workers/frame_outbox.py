@@ -5,10 +5,10 @@ does not listen for `absence_seconds` is reported, so that its attempts can be e
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from segue.cluster.errors import Overloaded, StaleReference
+from segue.cluster.errors import AttemptFailed, FailureKind, Overloaded, StaleReference
 from segue.cluster.handoff import TokenDelta
 from segue.cluster.identity import AttemptId
 
@@ -31,27 +31,42 @@ class FrameOutbox:
         self._absence_seconds = absence_seconds
         self._backlogs: dict[str, _Backlog] = {}
 
+    def expect(self, gateway_id: str) -> None:
+        """Before work is taken on for a gateway. Raises AttemptFailed if there are too many."""
+        try:
+            self._backlog(gateway_id)
+        except Overloaded as error:
+            raise AttemptFailed(FailureKind.REFUSED, error.message) from error
+
     def put(self, gateway_id: str, delta: TokenDelta) -> None:
-        backlog = self._backlog(gateway_id)
+        """Never fails. Nobody waits for the deltas of a gateway that was declared absent."""
+        backlog = self._backlogs.get(gateway_id)
+        if backlog is None:
+            return
         waiting = backlog.deltas.get(delta.attempt)
         backlog.deltas[delta.attempt] = delta if waiting is None else _merged(waiting, delta)
         backlog.news.set()
 
-    async def listen(self, gateway_id: str) -> AsyncIterator[list[TokenDelta]]:
-        """Yield everything new, once a wake-up. A second listener takes over from the first."""
+    async def listen(self, gateway_id: str) -> AsyncGenerator[list[TokenDelta], None]:
+        """Yield everything new, once a wake-up. A second listener takes over from the first.
+
+        The first list comes at once, empty if need be: it says that the stream stands.
+        """
         backlog = self._backlog(gateway_id)
         me = backlog.listener = object()
         self._cancel_absence(backlog)
-        backlog.news.set()
+        backlog.news.set()  # also for the listener before us
+        greeted = False
         try:
             while True:
                 await backlog.news.wait()
                 if backlog.listener is not me:
                     raise StaleReference(f"another stream of gateway {gateway_id} took over")
                 backlog.news.clear()
-                if backlog.deltas:
+                if backlog.deltas or not greeted:
                     batch = list(backlog.deltas.values())
                     backlog.deltas.clear()
+                    greeted = True
                     yield batch
         finally:
             if backlog.listener is me:
@@ -60,11 +75,15 @@ class FrameOutbox:
             else:
                 backlog.news.set()  # the successor must not miss a wake-up
 
+    def close(self) -> None:
+        for backlog in self._backlogs.values():
+            self._cancel_absence(backlog)
+
     def _backlog(self, gateway_id: str) -> _Backlog:
         backlog = self._backlogs.get(gateway_id)
         if backlog is None:
             if len(self._backlogs) >= MAX_GATEWAYS:
-                raise Overloaded(f"more than {MAX_GATEWAYS} gateways")
+                raise Overloaded(f"{MAX_GATEWAYS} gateways are served already")
             backlog = self._backlogs[gateway_id] = _Backlog()
             self._watch_absence(gateway_id, backlog)
         return backlog
@@ -85,6 +104,8 @@ class FrameOutbox:
 
 
 def _merged(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    if first.finish is not None or first.failure is not None:
+        return first  # the first end is final
     if second.failure is not None and not second.token_ids:
         second = replace(second, position=first.position + len(first.token_ids))
     assert second.position == first.position + len(first.token_ids)

@@ -2,7 +2,7 @@
 
 from segue.cluster.block_hash import BLOCK_HASH_VERSION, KeyScope
 from segue.cluster.config import EngineConfig, ModelConfig
-from segue.kernels.quantization import SCALE_BYTES
+from segue.kernels.scales import SCALE_BYTES
 from segue.kvtransfer.layout import KVLayout
 from segue.workers.models.spec import ModelSpec
 
@@ -12,13 +12,26 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "int8":
 def kv_layout(
     model: ModelConfig, engine: EngineConfig, spec: ModelSpec, num_blocks: int
 ) -> KVLayout:
-    quantised = engine.kv_cache_dtype != "auto"
-    dtype = engine.kv_cache_dtype if quantised else model.dtype
+    return _layout(spec, model.dtype, engine.block_size, engine.kv_cache_dtype, num_blocks)
+
+
+def kv_block_bytes(
+    spec: ModelSpec, dtype: str, block_size: int, kv_cache_dtype: str = "auto"
+) -> int:
+    """What one block takes: keys and values of `block_size` tokens, all layers, scales included."""
+    return _layout(spec, dtype, block_size, kv_cache_dtype, 1).block_bytes
+
+
+def _layout(
+    spec: ModelSpec, model_dtype: str, block_size: int, kv_cache_dtype: str, num_blocks: int
+) -> KVLayout:
+    quantised = kv_cache_dtype != "auto"
+    dtype = kv_cache_dtype if quantised else model_dtype
     return KVLayout(
         num_blocks,
         spec.num_layers,
         spec.num_kv_heads,
-        engine.block_size,
+        block_size,
         spec.head_dim,
         dtype,
         _ITEM_BYTES[dtype],

@@ -62,15 +62,16 @@ class LeaseDesk:
             return LeaseVerdict(True)
         return LeaseVerdict(False, f"lease {release.lease_id}: {ended.verdict}")
 
+    def abandon(self, lease_id: str, attempt: AttemptId) -> None:
+        """End a lease whose reader will not: should it read on, the fence catches it."""
+        ended = self._table.release(lease_id, attempt, self.generation, self._clock())
+        self._give_back(ended.block_ids)
+        self._changed()
+
     def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         unknown = list(self._table.renew(lease_ids, holder, self._clock()))
         self._changed()
         return unknown
-
-    def drop_holder(self, holder: WorkerIdentity) -> None:
-        for lease in self._table.drop_holder(holder):
-            self._expire(lease)
-        self._changed()
 
     def close(self) -> None:
         if self._timer is not None:

@@ -1,6 +1,5 @@
 """Runs a model's steps on one device: owns its weights and its KV-cache, and knows no requests."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +56,7 @@ class ModelRunner:
         self.kv_cache: torch.Tensor = torch.empty(
             self._shape.dimensions, dtype=_storage_dtype(self._shape, dtype), device=self.device
         )
-        self.block_bytes = kv_block_bytes(self.spec, dtype, block_size, kv_cache_dtype)
+        self.block_bytes = self.kv_cache[0].nbytes
         self._cache = PagedCache(self.kv_cache, self._shape)
         self._steps = StepIndex(
             self._shape, num_heads=self.spec.num_heads, vocab_size=self.spec.vocab_size
@@ -76,14 +75,6 @@ class ModelRunner:
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
         """Carry out the operations in their order, before what `execute` does next."""
         self._copier.run(operations)
-
-
-def kv_block_bytes(
-    spec: ModelSpec, dtype: str, block_size: int, kv_cache_dtype: str = "auto"
-) -> int:
-    """What one block takes: keys and values of `block_size` tokens, all layers, scales included."""
-    shape = _shape(spec, block_size, kv_cache_dtype)
-    return math.prod(shape.dimensions) * _storage_dtype(shape, dtype).itemsize
 
 
 def _shape(spec: ModelSpec, block_size: int, kv_cache_dtype: str) -> CacheShape:

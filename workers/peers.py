@@ -3,13 +3,14 @@
 import asyncio
 from collections import OrderedDict
 
-from segue.cluster.errors import AttemptFailed, FailureKind
+from segue.cluster.errors import AttemptFailed, FailureKind, TransferError
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.kvtransfer.layout import incompatibility
 from segue.kvtransfer.receiver import Receiver
 
 DESCRIBE_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
 MAX_CLIENTS = 256
 
 
@@ -22,7 +23,7 @@ class Peers:
         self.fingerprint = fingerprint
         self._token = token
         self._clients: OrderedDict[Peer, WorkerClient] = OrderedDict()
-        self._connections: dict[WorkerIdentity, asyncio.Task[None]] = {}
+        self._connections: OrderedDict[WorkerIdentity, asyncio.Task[None]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -42,16 +43,26 @@ class Peers:
         return client
 
     async def connect(self, source: Peer, receiver: Receiver) -> None:
-        """Make sure that `receiver` can read from `source`; refuse what is not compatible."""
-        task = self._connections.get(source.identity)
-        if task is None or (task.done() and not receiver.is_connected(source.identity.incarnation)):
+        """Make sure that `receiver` can read from `source`; refuse what is not compatible.
+
+        One introduction at a time serves all who ask; a failed one is tried again by the next.
+        """
+        identity = source.identity
+        task = self._connections.get(identity)
+        if task is None or (task.done() and not receiver.is_connected(identity.incarnation)):
             task = asyncio.create_task(self._introduce(source, receiver))
-            self._connections[source.identity] = task
+            task.add_done_callback(lambda done: self._introduced(identity, done))
+            self._connections[identity] = task
             while len(self._connections) > MAX_CLIENTS:
-                oldest = next(iter(self._connections))
-                del self._connections[oldest]
+                oldest, _ = self._connections.popitem(last=False)
                 receiver.disconnect(oldest.incarnation)
+        self._connections.move_to_end(identity)
         await asyncio.shield(task)
+
+    def _introduced(self, identity: WorkerIdentity, task: asyncio.Task[None]) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        if failed and self._connections.get(identity) is task:
+            del self._connections[identity]
 
     async def _introduce(self, source: Peer, receiver: Receiver) -> None:
         theirs = await self.client(source).describe(deadline_s=DESCRIBE_SECONDS)
@@ -65,9 +76,17 @@ class Peers:
         done = receiver.connect(
             source.identity.incarnation, theirs.transport_metadata, theirs.num_blocks
         )
-        await asyncio.wrap_future(done)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await asyncio.wrap_future(done)
+        except TimeoutError:
+            message = f"the transport did not connect to {source.identity}"
+            raise TransferError(message) from None
 
     async def close(self) -> None:
+        for task in self._connections.values():
+            task.cancel()
+        await asyncio.gather(*self._connections.values(), return_exceptions=True)
         for client in self._clients.values():
             await client.close()
         self._clients.clear()

@@ -88,13 +88,13 @@ class PrefillRole:
             phase=Phase.CREDIT_WAIT,
             arrived=now,
         )
-        task: asyncio.Task[None] | None = None
 
         def abort(reason: str) -> None:
-            if task is not None:
-                task.cancel(reason)
+            # Not before its first step: a task cancelled earlier never runs its `finally`.
+            asyncio.get_running_loop().call_soon(task.cancel, reason)
 
         running = Running(sequence, abort)
+        self._outbox.expect(assignment.gateway_id)
         self._attempts.begin(running)
         task = self._in_background(self._own(running, decode))
 
@@ -125,7 +125,7 @@ class PrefillRole:
         finally:
             self._attempts.end(sequence.attempt, outcome)
             if outcome != "handed_off":
-                self._engine.post(lambda: self._engine.drop(sequence.attempt))
+                self._engine.post(lambda: self._engine.drop(sequence))
                 self._end_queued_leases(running)
                 if reserved:
                     self._in_background(self._cancel(sequence, decode, outcome))
@@ -144,6 +144,8 @@ class PrefillRole:
             raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
         except DeadlineExceeded as error:
             raise AttemptFailed(FailureKind.CREDIT_TIMEOUT, error.message) from error
+        except AttemptFailed as error:  # the target's own words, for which we are not to blame
+            return Failure(FailureKind.CREDIT_REFUSED, error.message, error.retryable)
         if outcome.failure is None:
             self._leases.open(sequence.lease_id, decode.identity, sequence.attempt)
             known = outcome.num_cached_blocks
@@ -173,8 +175,8 @@ class PrefillRole:
         sequence = chunk.sequence
         try:
             self._leases.add_blocks(sequence.lease_id, chunk.block_ids)
-        except StaleReference:
-            self._engine.post(lambda: self._engine.end_lease(chunk.block_ids))
+        except Exception:
+            self.discard(chunk)
             raise
         announcement = Announcement(
             source=self._peers.me,
@@ -219,8 +221,8 @@ class PrefillRole:
     async def _cancel(self, sequence: Sequence, decode: Peer, reason: str) -> None:
         """Tell the other half at once; its Release frees the blocks.
 
-        If it does not answer, the lease ends here and now: should it still be reading, the fence
-        makes it throw away what it read.
+        If it does not answer, or has nothing to release, the lease ends here and now: should it
+        still be reading, the fence makes it throw away what it read.
         """
         try:
             await self._peers.client(decode).cancel(
@@ -228,10 +230,7 @@ class PrefillRole:
             )
         except SegueError as error:
             logger.info("could not cancel %s at %s: %s", sequence.attempt, decode.identity, error)
-            generation = self._leases.generation
-            self._leases.release(
-                LeaseRelease(sequence.lease_id, sequence.attempt, generation, completed=False)
-            )
+            self._leases.abandon(sequence.lease_id, sequence.attempt)
 
     def _report(self, sequence: Sequence, error: SegueError) -> str:
         failure = (
@@ -248,3 +247,13 @@ class PrefillRole:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    async def close(self, timeout_s: float) -> None:
+        """Let those that were aborted tell their other half, within `timeout_s`."""
+        end = asyncio.get_running_loop().time() + timeout_s
+        while self._background and (left := end - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(self._background, timeout=left)  # an owner leaves a Cancel behind
+        late = list(self._background)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)

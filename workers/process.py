@@ -27,10 +27,18 @@ from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.engine import Engine
-from segue.workers.kv_identity import fingerprint, key_scope, kv_layout
+from segue.workers.kv_identity import fingerprint, key_scope, kv_block_bytes, kv_layout
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
-from segue.workers.model_runner import ModelRunner, kv_block_bytes
+from segue.workers.kvcache.policy import ReusePolicy
+from segue.workers.kvcache.sizing import (
+    BlockSize,
+    check_longest_sequence,
+    host_slots,
+    num_kv_blocks,
+    share_of,
+)
+from segue.workers.model_runner import ModelRunner
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
@@ -169,14 +177,19 @@ class WorkerProcess:
         block_bytes = kv_block_bytes(
             spec, settings.model.dtype, engine.block_size, engine.kv_cache_dtype
         )
+        block = BlockSize(engine.block_size, block_bytes)
+        num_blocks = num_kv_blocks(engine, block, _kv_budget_bytes(engine, device))
+        if (longest := settings.model.max_model_len) is not None:
+            check_longest_sequence(longest, engine.block_size, num_blocks, block_bytes)
         runner = ModelRunner(
             folder,
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
             device=device,
-            num_blocks=_num_blocks(engine, device, block_bytes),
+            num_blocks=num_blocks,
             block_size=engine.block_size,
             kv_cache_dtype=engine.kv_cache_dtype,
+            num_host_blocks=host_slots(block, engine.host_cache_bytes),
         )
         layout = kv_layout(settings.model, engine, spec, runner.kv_cache.shape[0])
         warm_up = SequenceSlice([0] * min(engine.block_size, 2), 0, [0], True)
@@ -186,11 +199,16 @@ class WorkerProcess:
     def _engine(self, spec: ModelSpec, runner: ModelRunner, layout: KVLayout) -> Engine:
         config = self.settings.engine
         scope = key_scope(self.settings.model, spec, layout)
-        cache = KVCache(
-            BlockPool(layout.num_blocks), config.block_size, scope, config.enable_prefix_caching
+        reuse = ReusePolicy(
+            enabled=config.enable_prefix_caching,
+            partial=config.enable_partial_reuse,
+            num_host_slots=host_slots(
+                BlockSize(config.block_size, layout.block_bytes), config.host_cache_bytes
+            ),
         )
+        cache = KVCache(BlockPool(layout.num_blocks), config.block_size, scope, reuse)
         budget = StepBudget(
-            config.max_num_batched_tokens,
+            config.token_budget,
             config.chunk_size,
             config.block_size,
             ChunkingPolicy(config.context_chunking_policy),
@@ -229,15 +247,11 @@ def _device(engine: EngineConfig) -> str:
     return "cuda:0" if engine.device == "cuda" else "cpu"
 
 
-def _num_blocks(engine: EngineConfig, device: str, block_bytes: int) -> int:
-    """min(what is asked for, what there is room for): sizes the KV-cache before it exists."""
-    if engine.num_kv_blocks != "auto":
-        return engine.num_kv_blocks
-    budget = engine.kv_cache_bytes
-    if device != "cpu":
-        free, _ = torch.cuda.mem_get_info()
-        budget = int(free * engine.free_gpu_memory_fraction)
-    return max(1, budget // block_bytes)
+def _kv_budget_bytes(engine: EngineConfig, device: str) -> int:
+    if device == "cpu":
+        return engine.kv_cache_bytes
+    free, _ = torch.cuda.mem_get_info()
+    return share_of(free, engine.free_gpu_memory_fraction)
 
 
 def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:

@@ -35,6 +35,7 @@ from segue.workers.step_outcome import Ended, StepOutcome
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2048
+CLOSE_SECONDS = 2.0
 
 
 class WorkerService:
@@ -45,10 +46,12 @@ class WorkerService:
         parts: WorkerParts,
         transfer: TransferConfig,
         clock: Callable[[], float] = time.monotonic,
+        absence_s: float = 10.0,
     ) -> None:
+        """A gateway that does not listen for `absence_s` has its attempts ended."""
         self.parts = parts
         self.attempts = Attempts(MAX_ATTEMPTS)
-        self.outbox = FrameOutbox(self._gateway_is_absent)
+        self.outbox = FrameOutbox(self._gateway_is_absent, absence_s)
         self.leases = LeaseDesk(
             parts.engine,
             parts.receiver,
@@ -93,16 +96,15 @@ class WorkerService:
 
         def abort(reason: str) -> None:
             if self.attempts.end(sequence.attempt, "aborted") is not None:
-                engine.post(lambda: engine.drop(sequence.attempt))
+                engine.post(lambda: engine.drop(sequence))
 
+        self.outbox.expect(assignment.gateway_id)
         self.attempts.begin(Running(sequence, abort))
         engine.post(lambda: engine.add(sequence))
 
     async def abort(self, attempts: Sequence[AttemptId]) -> None:
         for attempt in attempts:
-            running = self.attempts.get(attempt)
-            if running is not None:
-                running.abort("aborted by the gateway")
+            self.attempts.abort(attempt, "aborted by the gateway")
 
     def frames(self, gateway_id: str) -> AsyncIterator[list[TokenDelta]]:
         return self.outbox.listen(gateway_id)
@@ -153,8 +155,8 @@ class WorkerService:
         for sequence in outcome.granted:
             self.decode.on_granted(sequence)
         for chunk in outcome.chunks:
-            running = self.attempts.get(chunk.sequence.attempt)
-            if running is None or running.sequence is not chunk.sequence:
+            running = self.attempts.of(chunk.sequence)
+            if running is None:
                 self.prefill.discard(chunk)
             else:
                 running.events.put_nowait(chunk)
@@ -163,7 +165,7 @@ class WorkerService:
 
     def _on_ended(self, ended: Ended) -> None:
         sequence = ended.sequence
-        running = self.attempts.get(sequence.attempt)
+        running = self.attempts.of(sequence)
         if running is None:
             return
         if sequence.hands_off:
@@ -196,6 +198,9 @@ class WorkerService:
     async def close(self) -> None:
         for running in self.attempts.all():
             running.abort("the worker stops")
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # aborts take effect in the next turn of the loop
+        await self.decode.close(CLOSE_SECONDS)
+        await self.prefill.close(CLOSE_SECONDS)
         self.leases.close()
+        self.outbox.close()
         await self.parts.peers.close()

@@ -8,8 +8,10 @@ from segue.workers.attempts import Attempts
 from segue.workers.decode_role import DecodeRole
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.parts import WorkerParts
+from segue.workers.sequence import Phase
 
 STALLED_SECONDS = 60.0
+_WAITING = (Phase.CREDIT_WAIT, Phase.QUEUED)  # for room on the decode worker; for blocks or a slot
 
 
 def report(
@@ -30,7 +32,7 @@ def report(
     gauges = {
         "running_requests": len(scheduler.generation) + len(scheduler.context),
         "landing_requests": len(scheduler.landing),
-        "waiting_requests": len(attempts) - scheduler.num_admitted,  # for credit, blocks or a slot
+        "waiting_requests": sum(r.sequence.phase in _WAITING for r in attempts.all()),
         "leases": len(leases),
         "reads_in_flight": receiver.num_in_flight,
         "kv_blocks_total": cache.pool.num_blocks,

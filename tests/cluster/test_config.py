@@ -148,8 +148,11 @@ def test_every_wrong_key_is_listed_at_once() -> None:
         ),
         (engine(kv_cache_dtype="fp4"), "kv_cache_dtype: Input should be 'auto', 'fp8_e4m3' or"),
         (engine(chunk_size=100), "chunk_size (100) must be a multiple of block_size (16)"),
-        (engine(chunk_size=1024), "must not exceed max_num_batched_tokens (512)"),
-        (engine(max_num_seqs=513), "each running sequence takes one token a step"),
+        (engine(chunk_size=1024, max_num_batched_tokens=512), "max_num_batched_tokens (512)"),
+        (
+            engine(max_num_seqs=513, max_num_batched_tokens=512),
+            "each running sequence takes one token a step",
+        ),
         (engine(num_kv_blocks="all"), "num_kv_blocks"),
         ({"control": {"heartbeat_s": 3}}, "heartbeat_s < suspect_after_s <= dead_after_s"),
         ({"control": {"suspect_after_s": 11}}, "got 0.5, 11.0, 10.0"),

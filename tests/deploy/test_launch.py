@@ -67,6 +67,38 @@ def test_taken_port_is_told_before_anything_is_started() -> None:
     assert "Ray" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("transfer: {transport: loopback}", "within one process"),
+        ("gateway: {api_keys_file: /nowhere}", "api_keys_file"),
+        ("model: {path: /nowhere}", "neither a folder nor a file"),
+        ("model: {max_model_len: 100000}", "more than the model was made for"),
+        (
+            "pools: {a: {role: both, engine: {num_kv_blocks: 1}}}\nmodel: {max_model_len: 17}",
+            "a.eng",
+        ),
+    ],
+)
+def test_what_can_not_be_served_is_told_before_anything_is_started(
+    tmp_path: Path, bundled_model: Path, written: str, told: str
+) -> None:
+    file = tmp_path / "segue.yaml"
+    file.write_text(written)
+    done = run("serve", str(file), "--port", "0")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Ray" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_joining_nobody_is_told_at_once(bundled_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    done = run("serve", "--port", "0", "--address", f"127.0.0.1:{port}")
+    assert done.returncode == 2
+    assert f"no Ray cluster at 127.0.0.1:{port}" in done.stderr
+
+
 def test_command_line_goes_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "segue.yaml"
     file.write_text("gateway: {host: 0.0.0.0, port: 9}\n")

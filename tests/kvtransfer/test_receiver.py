@@ -136,3 +136,28 @@ def test_stopping_ends_waiting_but_never_claims_that_reads_are_over(pair: Pair) 
     pair.receiver.stop()
     assert "stops" in failure(read.verified)
     assert not read.terminal.done()
+
+
+def test_who_stops_waiting_does_not_stop_the_read(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(delay_seconds=0.1))
+    read, other = pair.read((3,), (3,)), pair.read((4,), (4,))
+    assert not read.verified.cancel() and not read.terminal.cancel()
+    read.verified.result(5)
+    other.terminal.result(5)
+    assert pair.receiver.num_in_flight == 0
+
+
+def test_a_transport_that_cannot_forget_a_peer_ends_nobody(pair: Pair) -> None:
+    class Stubborn(LoopbackTransport):
+        def disconnect(self, peer: str) -> None:
+            raise RuntimeError("no")
+
+    transport = Stubborn(pair.fabric, "stubborn")
+    transport.register(pair.target.address, LAYOUT.num_bytes, "cpu")
+    receiver = Receiver(transport, LAYOUT, pair.target.view)
+    receiver.start()
+    receiver.connect("source", pair.metadata, LAYOUT.num_blocks).result(5)
+    receiver.disconnect("source")
+    receiver.connect("source", pair.metadata, LAYOUT.num_blocks)
+    assert failure(receiver.read("nobody", (1,), (1,), (), 5.0).verified)  # the thread lives
+    receiver.stop()

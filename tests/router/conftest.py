@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-import uvicorn
 
 from segue.cluster.config import GatewayConfig, parse_config
 from segue.cluster.request import FinishReason, GenerationRequest
 from segue.router.gateway import create_app
 from segue.router.generation import ModelCard, Readiness, TokensEvent
 from segue.router.listener import open_listener
+from segue.router.server import GatewayServer
 from segue.router.tokenizer import TextTokenizer, load_tokenizer
 
 EOS = 2
@@ -170,7 +170,7 @@ async def serving(
     )
     with open_listener("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        server = GatewayServer(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
             running = Gateway(url, generator, client)

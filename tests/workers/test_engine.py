@@ -71,6 +71,15 @@ class Rig:
         for sequence in sequences:
             self.engine.call(functools.partial(self.engine.add, sequence, known)).result(5)
 
+    def add_at_once(self, *sequences: Sequence) -> None:
+        """All before the same step."""
+
+        def add() -> None:
+            for sequence in sequences:
+                self.engine.add(sequence)
+
+        self.engine.call(add).result(5)
+
     def counts(self) -> dict[BlockState, int]:
         return self.engine.call(self.engine.cache.pool.counts).result(5)
 
@@ -132,6 +141,28 @@ def test_a_request_that_raises_fails_alone(rig: Rig) -> None:
     rig.assert_idle()
 
 
+def test_if_everybody_fails_another_worker_may_succeed(rig: Rig) -> None:
+    rig.runner.poison = set(range(97))
+    several = [make_sequence(f"r{i}", [i, i + 1], 20) for i in range(3)]
+    rig.add_at_once(*several)
+    rig.heard.wait_for(lambda: len(rig.heard.ended()) == 3)
+    failures = [rig.heard.ended()[sequence.attempt].failure for sequence in several]
+    assert all(f is not None and f.kind is FailureKind.COMPUTE and f.retryable for f in failures)
+    rig.assert_idle()
+
+
+def test_an_attempt_that_is_known_is_refused_and_the_first_goes_on(rig: Rig) -> None:
+    first, second = make_sequence("r", [1, 2], 90), make_sequence("r", [1, 2], 90)
+    rig.add_at_once(first, second)
+    rig.heard.wait_for(lambda: rig.heard.ended())
+    refused = rig.heard.outcomes[0].ended[0]
+    assert refused.sequence is second
+    assert refused.failure is not None and refused.failure.kind is FailureKind.REFUSED
+    assert not rig.engine.call(lambda: rig.engine.drop(second)).result(5)
+    rig.heard.wait_for(lambda: len(rig.heard.tokens(first.attempt)) == 90)
+    rig.assert_idle()
+
+
 def test_logits_that_are_not_finite_fail_alone(rig: Rig) -> None:
     bad = make_sequence("bad", [4, 4, 33], 20)
     good = make_sequence("good", [1, 2, 3], 20)
@@ -156,8 +187,8 @@ def test_drop_frees_and_says_nothing(rig: Rig) -> None:
     sequence = make_sequence("gone", range(9), 100)
     rig.add(sequence)
     rig.heard.wait_for(lambda: rig.heard.tokens(sequence.attempt))
-    assert rig.engine.call(lambda: rig.engine.drop(sequence.attempt)).result(5)
-    assert not rig.engine.call(lambda: rig.engine.drop(sequence.attempt)).result(5)
+    assert rig.engine.call(lambda: rig.engine.drop(sequence)).result(5)
+    assert not rig.engine.call(lambda: rig.engine.drop(sequence)).result(5)
     assert not rig.heard.ended()
     rig.assert_idle()
 
@@ -211,10 +242,10 @@ def test_landing_continues_behind_the_first_token(rig: Rig) -> None:
     for position, token in enumerate(prompt):  # what a read would bring
         rig.runner.slots[sequence.block_ids[position // 4]][position % 4] = token
     last = Announcement(PEER, sequence.attempt, 1, 0, (), (), first, 0)
-    assert rig.engine.call(lambda: rig.engine.land(sequence.attempt, last)).result(5)
+    assert rig.engine.call(lambda: rig.engine.land(sequence, last)).result(5)
     rig.heard.wait_for(lambda: rig.heard.ended())
     assert rig.heard.tokens(sequence.attempt) == expected_tokens(prompt, 6)
-    assert not rig.engine.call(lambda: rig.engine.land(sequence.attempt, last)).result(5)
+    assert not rig.engine.call(lambda: rig.engine.land(sequence, last)).result(5)
     rig.assert_idle()
 
 

@@ -42,7 +42,7 @@ class Desk:
             self.runner.slots[sequence.block_ids[position // 4]][position % 4] = token
         first = expected_tokens(sequence.tokens, 1)[0]
         last = Announcement(PEER, sequence.attempt, 1, 0, (), (), first, 0)
-        self.engine.post(functools.partial(self.engine.land, sequence.attempt, last))
+        self.engine.post(functools.partial(self.engine.land, sequence, last))
 
     def run(self, until: Callable[[], bool], limit: int = 2000) -> None:
         for _ in range(limit):
@@ -144,8 +144,8 @@ def test_dropping_what_is_paused_frees_nothing_twice() -> None:
     desk.engine.add(second)
     desk.run(lambda: second.num_pauses == 1)
     assert second.phase is Phase.QUEUED and second.block_ids == []
-    assert desk.engine.drop(second.attempt)
-    assert not desk.engine.drop(second.attempt)
+    assert desk.engine.drop(second)
+    assert not desk.engine.drop(second)
     desk.run(lambda: desk.ended == ["a"])
     desk.assert_idle()
 

@@ -11,8 +11,7 @@ from segue.cluster.config import ControlConfig, EngineConfig, ModelConfig
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.registry import Registry
-from segue.workers.kv_identity import fingerprint, key_scope, kv_layout
-from segue.workers.model_runner import kv_block_bytes
+from segue.workers.kv_identity import fingerprint, key_scope, kv_block_bytes, kv_layout
 from segue.workers.models.spec import ModelSpec, load_spec
 
 CONFIG = {

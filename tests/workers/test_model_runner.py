@@ -11,7 +11,8 @@ import torch
 
 from segue.cluster.errors import ConfigurationError
 from segue.workers.batch import PackedBatch, SequenceSlice
-from segue.workers.model_runner import ModelRunner, kv_block_bytes
+from segue.workers.kv_identity import kv_block_bytes
+from segue.workers.model_runner import ModelRunner
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,6 +7,7 @@ as many fit as were asked for. The smallest limit wins, and is named.
 from dataclasses import dataclass
 from fractions import Fraction
 
+from segue.cluster.config import EngineConfig
 from segue.cluster.errors import ConfigurationError
 
 
@@ -76,3 +77,23 @@ def _said(limit: str, memory_bytes: int, max_tokens: int | None, max_bytes: int)
     if limit == "memory":
         return f"{max(0, memory_bytes)} bytes"
     return f"{max_bytes} bytes" if limit == "max_bytes" else f"{max_tokens} tokens"
+
+
+def num_kv_blocks(engine: EngineConfig, block: BlockSize, memory_bytes: int) -> int:
+    """What is asked for, else what fits into memory and, if there is one, the limit in tokens."""
+    if engine.num_kv_blocks != "auto":
+        return engine.num_kv_blocks
+    return size_cache(block, memory_bytes, max_tokens=engine.kv_cache_max_tokens).num_blocks
+
+
+def check_longest_sequence(
+    max_model_len: int, block_size: int, num_blocks: int, block_bytes: int
+) -> None:
+    """A sequence that can never fit must be told at start, not by requests that fail for ever."""
+    needed = -(-max_model_len // block_size)
+    if needed > num_blocks:
+        raise ConfigurationError(
+            f"model.max_model_len ({max_model_len}) needs {needed} KV blocks of {block_size} "
+            f"tokens, but the KV-cache has {num_blocks} (room for {num_blocks * block_size} "
+            f"tokens); lower model.max_model_len or give the KV-cache {needed * block_bytes} bytes"
+        )

@@ -1,0 +1,97 @@
+"""Finds the model to serve and settles its limits, before anything is started."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from segue.cluster.config import EngineConfig, PoolConfig, SegueConfig, cache_folder
+from segue.cluster.errors import ConfigurationError
+from segue.router.generation import ModelCard
+from segue.workers.kv_identity import kv_block_bytes
+from segue.workers.kvcache.sizing import BlockSize, check_longest_sequence, num_kv_blocks
+from segue.workers.models.folder import resolve_model
+from segue.workers.models.spec import ModelSpec, load_spec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`config` holds the one max_model_len that gateway and workers go by."""
+
+    folder: Path
+    card: ModelCard
+    config: SegueConfig
+
+
+def find_model(config: SegueConfig) -> ServedModel:
+    """Convert the model if need be (minutes for a large GGUF file). Raises ConfigurationError."""
+    began = time.monotonic()
+    logger.info("model %s", config.model.path)
+    folder = resolve_model(config.model, cache_folder())
+    logger.info("model ready in %s (%.1f s)", folder, time.monotonic() - began)
+    spec = load_spec(folder, load_format=config.model.load_format)
+    limit = longest_sequence(config, spec)
+    model = config.model.model_copy(update={"max_model_len": limit})
+    return ServedModel(
+        folder, _card(config, spec, limit), config.model_copy(update={"model": model})
+    )
+
+
+def longest_sequence(config: SegueConfig, spec: ModelSpec) -> int:
+    """What model.max_model_len says, checked; else as much as model and KV-caches can do.
+
+    A KV-cache sized by the free memory of a GPU is known to its worker only, which checks again.
+    """
+    trained, asked = spec.max_position_embeddings, config.model.max_model_len
+    if asked is not None and asked > trained:
+        raise ConfigurationError(
+            f"model.max_model_len ({asked}) is more than the model was made for ({trained})"
+        )
+    limit = asked or trained
+    for name, pool in config.pools.items():
+        budget = _known_budget(pool)
+        if budget is None:
+            continue
+        engine = pool.engine
+        block_bytes = kv_block_bytes(
+            spec, config.model.dtype, engine.block_size, engine.kv_cache_dtype
+        )
+        num_blocks = num_kv_blocks(engine, BlockSize(engine.block_size, block_bytes), budget)
+        if asked is None and limit > (room := num_blocks * engine.block_size):
+            logger.info(
+                "max_model_len is %d, not the model's %d: that is what the %d KV blocks of a "
+                "worker of pool %s hold",
+                *(room, trained, num_blocks, name),
+            )
+            limit = room
+        try:
+            check_longest_sequence(limit, engine.block_size, num_blocks, block_bytes)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"pools.{name}.engine: {error.message}") from error
+    if limit < 2:
+        raise ConfigurationError("the KV-cache must hold a token of prompt and one of answer")
+    return limit
+
+
+def _known_budget(pool: PoolConfig) -> int | None:
+    """Bytes of KV-cache of one worker; None if only the worker's GPU can tell."""
+    engine: EngineConfig = pool.engine
+    on_cpu = engine.device == "cpu" or (engine.device == "auto" and not pool.replica.num_gpus)
+    return engine.kv_cache_bytes if on_cpu or engine.num_kv_blocks != "auto" else None
+
+
+def _card(config: SegueConfig, spec: ModelSpec, max_model_len: int) -> ModelCard:
+    return ModelCard(
+        id=config.model.served_name,
+        max_model_len=max_model_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        bos_token_id=spec.bos_token_id,
+        created=int(time.time()),
+        root=config.model.path,
+        default_temperature=spec.default_temperature,
+        default_top_p=spec.default_top_p,
+        default_top_k=spec.default_top_k,
+    )

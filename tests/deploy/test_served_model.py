@@ -1,0 +1,66 @@
+"""The limits of a deployment, settled before anything is started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.cluster.config import SegueConfig, parse_config
+from segue.cluster.errors import ConfigurationError
+from segue.deploy.served_model import longest_sequence
+from segue.workers.models.spec import ModelSpec, load_spec
+
+BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4  # of the bundled model in float32
+
+
+@pytest.fixture(scope="module")
+def spec(bundled_model: Path) -> ModelSpec:
+    return load_spec(bundled_model)
+
+
+def config(engine: dict[str, Any] | None = None, gpus: float = 0, **model: Any) -> SegueConfig:
+    pool = {"role": "both", "engine": engine or {}, "replica": {"num_gpus": gpus}}
+    return parse_config({"model": model, "pools": {"first": {"role": "both"}, "pool": pool}})
+
+
+def test_without_a_wish_it_is_the_models_own(spec: ModelSpec) -> None:
+    assert longest_sequence(config(), spec) == spec.max_position_embeddings == 8192
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"num_kv_blocks": 10}, {"kv_cache_bytes": 10 * BLOCK_BYTES}, {"num_kv_blocks": 10}],
+)
+def test_without_a_wish_the_smallest_cache_bounds_it(
+    spec: ModelSpec, engine: dict[str, Any]
+) -> None:
+    assert longest_sequence(config(engine), spec) == 160
+
+
+def test_a_wish_is_kept_or_refused(spec: ModelSpec) -> None:
+    ten = {"num_kv_blocks": 10}
+    assert longest_sequence(config(ten, max_model_len=160), spec) == 160
+    with pytest.raises(ConfigurationError, match=r"pools.pool.engine.* \(161\) needs 11 KV blocks"):
+        longest_sequence(config(ten, max_model_len=161), spec)
+    assert longest_sequence(config(max_model_len=8192), spec) == 8192
+    with pytest.raises(ConfigurationError, match=r"\(8193\) is more than .* \(8192\)"):
+        longest_sequence(config(max_model_len=8193), spec)
+
+
+def test_smaller_items_hold_more(spec: ModelSpec) -> None:
+    engine = {"kv_cache_bytes": 10 * BLOCK_BYTES}
+    assert longest_sequence(config(engine, dtype="bfloat16"), spec) == 320
+
+
+def test_the_memory_of_a_gpu_is_left_to_its_worker(spec: ModelSpec) -> None:
+    small = {"kv_cache_bytes": 1}  # not what a GPU's KV-cache is sized by
+    assert longest_sequence(config(small, gpus=1), spec) == 8192
+    assert longest_sequence(config(small | {"device": "cuda"}), spec) == 8192
+    assert longest_sequence(config(small | {"num_kv_blocks": 3}, gpus=1), spec) == 48
+
+
+def test_a_cache_of_one_token_can_serve_nothing(spec: ModelSpec) -> None:
+    lone = {"num_kv_blocks": 1, "block_size": 1}
+    pools = {"pool": {"role": "both", "engine": lone}}
+    with pytest.raises(ConfigurationError, match="one of answer"):
+        longest_sequence(parse_config({"pools": pools}), spec)

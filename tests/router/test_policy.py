@@ -1,0 +1,141 @@
+"""The choice of workers: always one that is ready, no herd, and down the ladder by its rungs."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.cluster.config import Role
+from segue.cluster.fleet import WorkerState, WorkerView
+from segue.cluster.identity import WorkerIdentity
+from segue.router.policy import Load, Rung, choose
+
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+
+
+def worker(role: Role, number: int = 0) -> WorkerView:
+    return WorkerView(WorkerIdentity(f"{role}-{number}", "aa"), role, role, WorkerState.READY)
+
+
+fleets = st.lists(
+    st.tuples(st.sampled_from(ROLES), st.integers(0, 4)), unique=True, max_size=9
+).map(lambda pairs: [worker(role, number) for role, number in pairs])
+
+
+@st.composite
+def situations(
+    draw: st.DrawFn,
+) -> tuple[list[WorkerView], Load, set[WorkerIdentity]]:
+    ready = draw(fleets)
+    load = Load()
+    names = [w.identity for w in ready]
+    for identity in names:
+        load.context_tokens[identity] = draw(st.integers(0, 3))
+        load.answers[identity] = draw(st.integers(0, 3))
+    avoid = set(draw(st.lists(st.sampled_from(names), unique=True))) if names else set()
+    return ready, load, avoid
+
+
+@given(situations())
+def test_only_ready_workers_are_chosen_and_always_some(
+    situation: tuple[list[WorkerView], Load, set[WorkerIdentity]],
+) -> None:
+    ready, load, avoid = situation
+    binding = choose(ready, load, avoid)
+    if not ready:
+        assert binding is None
+        return
+    assert binding is not None
+    assert all(chosen in ready for chosen in binding.workers)
+    if binding.decode is not None:
+        assert (binding.prefill.role, binding.decode.role) == ("prefill", "decode")
+
+
+@given(situations())
+def test_who_is_to_be_avoided_is_the_last_resort(
+    situation: tuple[list[WorkerView], Load, set[WorkerIdentity]],
+) -> None:
+    ready, load, avoid = situation
+    binding = choose(ready, load, avoid)
+    if binding is not None and any(w.identity not in avoid for w in ready):
+        assert not [w for w in binding.workers if w.identity in avoid]
+
+
+@given(situations(), st.randoms(use_true_random=False))
+def test_the_order_in_which_workers_are_listed_does_not_matter(
+    situation: tuple[list[WorkerView], Load, set[WorkerIdentity]], random: Random
+) -> None:
+    ready, load, avoid = situation
+    shuffled = list(ready)
+    random.shuffle(shuffled)
+    assert choose(ready, load, avoid) == choose(shuffled, load, avoid)
+
+
+@given(st.sampled_from(ROLES), st.integers(1, 6), st.integers(1, 40), st.integers(1, 500))
+def test_equal_workers_are_chosen_equally_often(
+    role: Role, count: int, choices: int, tokens: int
+) -> None:
+    """Each choice reserves at once, so a burst on one stale view makes no herd."""
+    ready = [worker(role, number) for number in range(count)]
+    load = Load()
+    taken = dict.fromkeys((w.identity for w in ready), 0)
+    for _ in range(choices):
+        binding = choose(ready, load)
+        assert binding is not None
+        load.begin(binding, tokens)
+        taken[binding.prefill.identity] += 1
+    assert max(taken.values()) - min(taken.values()) <= 1
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 30))
+def test_both_halves_of_pairs_are_spread(prefills: int, decodes: int, choices: int) -> None:
+    ready = [worker("prefill", i) for i in range(prefills)]
+    ready += [worker("decode", i) for i in range(decodes)]
+    load, bindings = Load(), []
+    for _ in range(choices):
+        binding = choose(ready, load)
+        assert binding is not None and binding.decode is not None
+        load.begin(binding, 10)
+        bindings.append(binding)
+    for role in ("prefill", "decode"):
+        counts = [
+            sum(w in binding.workers for binding in bindings) for w in ready if w.role == role
+        ]
+        assert max(counts) - min(counts) <= 1
+    for binding in bindings:
+        load.end_context(binding, 10)
+        load.end_answer(binding)
+    assert not load.context_tokens and not load.answers  # nothing is kept of who is gone
+
+
+def test_the_ladder() -> None:
+    prefill, decode, both = worker("prefill"), worker("decode"), worker("both")
+
+    def rung(*ready: WorkerView, avoid: tuple[WorkerView, ...] = ()) -> Rung | None:
+        binding = choose(ready, Load(), [w.identity for w in avoid])
+        return None if binding is None else binding.rung
+
+    assert rung(prefill, decode) is Rung.DISAGGREGATED
+    assert rung(prefill, decode, both) is Rung.DISAGGREGATED
+    assert rung(prefill, both) is Rung.COLOCATED
+    assert rung(decode) is Rung.PREFILL_ON_DECODE
+    assert rung(prefill) is Rung.DECODE_ON_PREFILL
+    assert rung() is None
+    assert rung(prefill, decode, avoid=(prefill,)) is Rung.PREFILL_ON_DECODE
+    assert rung(prefill, decode, avoid=(decode,)) is Rung.DECODE_ON_PREFILL
+    assert rung(prefill, decode, both, avoid=(decode,)) is Rung.COLOCATED
+    assert rung(prefill, decode, avoid=(prefill, decode)) is Rung.DISAGGREGATED
+
+
+def test_another_prefill_worker_comes_before_local_prefill() -> None:
+    ready = [worker("prefill", 0), worker("prefill", 1), worker("decode")]
+    binding = choose(ready, Load(), [ready[0].identity])
+    assert binding is not None and binding.workers == (ready[1], ready[2])
+
+
+def test_a_colocated_worker_competes_by_load() -> None:
+    prefill, decode, both = worker("prefill"), worker("decode"), worker("both")
+    load = Load()
+    load.answers[decode.identity] = 2
+    binding = choose([prefill, decode, both], load)
+    assert binding is not None and binding.rung is Rung.COLOCATED

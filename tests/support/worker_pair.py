@@ -1,0 +1,257 @@
+"""A prefill and a decode worker in one process: real gRPC, real engines, a fake model.
+
+KV moves by the loopback transport, so a read can be delayed, dropped, failed or corrupted. The
+fake model reads every token of a sequence back from its paged memory: what was not moved rightly
+gives another answer.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from engine_parts import FakeRunner, make_scheduler
+from local_fleet import TOKEN, Answer, leftovers
+
+from segue.cluster.config import RecoveryConfig, Role, TransferConfig
+from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
+from segue.cluster.launcher import StaticLocator
+from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
+from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.cluster.rpc.server import RpcServer, start_server
+from segue.cluster.rpc.worker_client import WorkerClient
+from segue.cluster.rpc.worker_service import add_worker_service
+from segue.kvtransfer.checksum import block_checksums, memory_view
+from segue.kvtransfer.layout import KVLayout
+from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport
+from segue.kvtransfer.receiver import Receiver
+from segue.router.journey import Journeys
+from segue.router.links import WorkerLinks
+from segue.workers.batch import PackedBatch
+from segue.workers.engine import Engine
+from segue.workers.parts import WorkerFacts, WorkerParts
+from segue.workers.peers import Peers
+from segue.workers.service import WorkerService
+from segue.workers.step_execution import StepExecution
+from segue.workers.step_outcome import StepOutcome
+
+BLOCK_SIZE = 4
+GATE_SECONDS = 20.0
+
+
+class PagedRunner(FakeRunner):
+    """The fake model on memory that a transport can move; `gate` holds up its steps."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks, BLOCK_SIZE)
+        self.layout = KVLayout(num_blocks, 1, 1, BLOCK_SIZE, 1, "int32", 4)
+        self.memory = np.full((num_blocks, 2 * BLOCK_SIZE), -1, dtype=np.int32)
+        self.slots = self.memory  # type: ignore[assignment]  # indexed in the same way
+        self.gate = threading.Event()
+        self.gate.set()
+        self.step_seconds = 0.0
+
+    @property
+    def region(self) -> memoryview:
+        return memory_view(self.memory.ctypes.data, self.layout.num_bytes)
+
+    def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(block_checksums(self.region, self.layout, block_ids))
+
+    def execute(self, batch: PackedBatch) -> torch.Tensor:
+        assert self.gate.wait(GATE_SECONDS), "a test forgot to open the gate"
+        time.sleep(self.step_seconds)
+        return super().execute(batch)
+
+
+@dataclass(slots=True)
+class Node:
+    """One worker. `stop` ends it without a word, as a kill would."""
+
+    role: Role
+    service: WorkerService
+    runner: PagedRunner
+    engine: Engine
+    receiver: Receiver
+    server: RpcServer
+    client: WorkerClient
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        return self.service.identity
+
+    @property
+    def peer(self) -> Peer:
+        return self.service.parts.peers.me
+
+    @property
+    def view(self) -> WorkerView:
+        return WorkerView(self.identity, self.role, self.role, WorkerState.READY, peer=self.peer)
+
+    def held(self) -> dict[str, float]:
+        found = leftovers(self.service.status_now())
+        if self.engine.num_sequences:
+            found["engine_sequences"] = self.engine.num_sequences
+        return found
+
+    async def stop(self) -> None:
+        self.runner.gate.set()
+        await self.server.stop()
+        if self.engine.is_alive:
+            await asyncio.to_thread(self.engine.stop)
+            await asyncio.to_thread(self.receiver.stop)
+        await self.service.close()
+        await self.client.close()
+
+
+@dataclass(slots=True)
+class Pair:
+    fabric: LoopbackFabric
+    prefill: Node
+    decode: Node
+    watcher: FleetWatcher
+    links: WorkerLinks
+    journeys: Journeys
+    transfer: TransferConfig
+    nodes: list[Node] = field(default_factory=list)
+
+    async def replace(self, old: Node) -> Node:
+        """Another life of the same worker, at another address; the old one is still listed."""
+        new = await start_node(
+            self.fabric, old.role, self.transfer, worker_id=old.identity.worker_id
+        )
+        self.nodes.append(new)
+        return new
+
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stop: frozenset[int] = frozenset(),
+        on_token: Callable[[Answer], None] | None = None,
+    ) -> Answer:
+        answer = Answer()
+        request = GenerationRequest(
+            new_incarnation(),
+            tuple(prompt),
+            SamplingParams(temperature=0.0),
+            StopRule(max_tokens, 0, stop),
+        )
+        async with aclosing(self.journeys.generate(request)) as events:
+            async for event in events:
+                answer.tokens.extend(event.token_ids)
+                answer.finish = event.finish
+                answer.cached_tokens = answer.cached_tokens or event.cached_tokens
+                if on_token is not None:
+                    on_token(answer)
+        return answer
+
+    def show(self, *nodes: Node) -> None:
+        """The fleet consists of these from now on."""
+        self.watcher.view = FleetView(workers=tuple(node.view for node in nodes))
+        self.links.on_fleet_change(self.watcher.view)
+
+    async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, "it did not happen in time"
+            await asyncio.sleep(0.002)
+
+    async def settled(self, *nodes: Node, timeout_s: float = 5.0) -> None:
+        """Nothing is held by `nodes` (all if none is named), now or soon."""
+        for node in nodes or (self.prefill, self.decode):
+            end = time.monotonic() + timeout_s
+            while found := node.held():
+                assert time.monotonic() < end, f"{node.identity} still holds {found}"
+                await asyncio.sleep(0.005)
+            cache = node.engine.cache
+            check = node.engine.call(lambda cache=cache: cache.check_integrity([]))  # type: ignore[misc]
+            await asyncio.wrap_future(check)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """Classes that misbehave in one way, for one node."""
+
+    service: type[WorkerService] = WorkerService
+    engine: type[Engine] = Engine
+    absence_s: float = 10.0
+
+
+async def start_node(
+    fabric: LoopbackFabric,
+    role: Role,
+    transfer: TransferConfig,
+    *,
+    num_blocks: int = 32,
+    chunk: int = 8,
+    worker_id: str = "",
+    kind: NodeKind = NodeKind(),
+) -> Node:
+    identity = WorkerIdentity(worker_id or f"{role}-0", new_incarnation())
+    runner = PagedRunner(num_blocks)
+    loop = asyncio.get_running_loop()
+
+    def say(outcome: StepOutcome) -> None:
+        loop.call_soon_threadsafe(service.on_outcome, outcome)
+
+    engine = kind.engine(
+        make_scheduler(num_blocks, BLOCK_SIZE, chunk=chunk),
+        StepExecution(runner, runner.checksums if transfer.checksum else None),
+        say,
+    )
+    transport = LoopbackTransport(fabric, identity.incarnation)
+    metadata = transport.register(runner.memory.ctypes.data, runner.layout.num_bytes, "cpu")
+    receiver = Receiver(transport, runner.layout, runner.region)
+    fingerprint = runner.layout.fingerprint()
+    facts = WorkerFacts(role, fingerprint, metadata, num_blocks, runner.layout.block_bytes)
+    peers = Peers(identity, fingerprint, TOKEN)
+    service = kind.service(
+        WorkerParts(engine, receiver, peers, facts), transfer, absence_s=kind.absence_s
+    )
+    receiver.start()
+    engine.start()
+    server = await start_server(
+        token=TOKEN, host="127.0.0.1", register=lambda server: add_worker_service(server, service)
+    )
+    peers.address = server.address
+    client = WorkerClient(peers.me, TOKEN)
+    return Node(role, service, runner, engine, receiver, server, client)
+
+
+@asynccontextmanager
+async def worker_pair(
+    transfer: TransferConfig | None = None,
+    *,
+    max_attempts: int = 1,
+    timeout_s: float = 20.0,
+    num_blocks: int = 32,
+    prefill_kind: NodeKind = NodeKind(),
+    decode_kind: NodeKind = NodeKind(),
+) -> AsyncIterator[Pair]:
+    """One attempt a request unless told otherwise: a failure is seen, not recovered from."""
+    transfer = transfer or TransferConfig(transport="loopback", read_timeout_s=1.0)
+    fabric = LoopbackFabric()
+    prefill = await start_node(
+        fabric, "prefill", transfer, num_blocks=num_blocks, kind=prefill_kind
+    )
+    decode = await start_node(fabric, "decode", transfer, num_blocks=num_blocks, kind=decode_kind)
+    watcher = FleetWatcher(StaticLocator("127.0.0.1:1"), TOKEN)  # told by `show`, never run
+    links = WorkerLinks(new_incarnation(), TOKEN)
+    recovery = RecoveryConfig(max_attempts=max_attempts, worker_wait_s=5.0)
+    journeys = Journeys(watcher, links, recovery, timeout_s)
+    pair = Pair(fabric, prefill, decode, watcher, links, journeys, transfer, [prefill, decode])
+    try:
+        pair.show(prefill, decode)
+        await pair.until(lambda: all(links.usable(n.identity) for n in (prefill, decode)))
+        yield pair
+    finally:
+        await links.close()
+        for node in pair.nodes:
+            await node.stop()

@@ -1,0 +1,73 @@
+"""Workers are introduced once, refused by name if they do not fit, and never kept for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+from worker_pair import Pair, worker_pair
+
+from segue.cluster.errors import AttemptFailed, SegueError
+from segue.cluster.identity import Peer, WorkerIdentity
+from segue.workers.peers import MAX_CLIENTS, Peers
+
+
+@pytest_asyncio.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with worker_pair() as started:
+        yield started
+
+
+async def test_all_who_ask_share_one_introduction(pair: Pair) -> None:
+    peers, receiver = pair.decode.service.parts.peers, pair.decode.receiver
+    await asyncio.gather(*(peers.connect(pair.prefill.peer, receiver) for _ in range(20)))
+    assert receiver.is_connected(pair.prefill.identity.incarnation)
+
+
+async def test_a_caller_that_leaves_does_not_end_the_introduction(pair: Pair) -> None:
+    peers, receiver = pair.decode.service.parts.peers, pair.decode.receiver
+    leaving = asyncio.create_task(peers.connect(pair.prefill.peer, receiver))
+    staying = asyncio.create_task(peers.connect(pair.prefill.peer, receiver))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    assert leaving.cancelled()
+
+
+async def test_a_failed_introduction_is_tried_again(pair: Pair) -> None:
+    peers, receiver = pair.decode.service.parts.peers, pair.decode.receiver
+    nowhere = replace(pair.prefill.peer, address="127.0.0.1:1")
+    with pytest.raises(SegueError):
+        await peers.connect(nowhere, receiver)
+    await peers.connect(pair.prefill.peer, receiver)
+
+
+async def test_what_does_not_fit_is_refused_by_name(pair: Pair) -> None:
+    pair.prefill.service.parts.facts.fingerprint["model_revision"] = "another"
+    with pytest.raises(AttemptFailed, match="model_revision") as refusal:
+        await pair.ask(range(9), 4)
+    assert not refusal.value.retryable
+    await pair.settled()
+
+
+async def test_a_lost_connection_is_made_again(pair: Pair) -> None:
+    peers, receiver = pair.decode.service.parts.peers, pair.decode.receiver
+    incarnation = pair.prefill.identity.incarnation
+    await peers.connect(pair.prefill.peer, receiver)
+    receiver.disconnect(incarnation)
+    await pair.until(lambda: not receiver.is_connected(incarnation))
+    await peers.connect(pair.prefill.peer, receiver)
+    assert receiver.is_connected(incarnation)
+
+
+async def test_clients_are_bounded_and_the_busiest_stay() -> None:
+    peers = Peers(WorkerIdentity("me", "00"), {}, "token")
+    mine = Peer(WorkerIdentity("p", "0"), "127.0.0.1:1")
+    kept = peers.client(mine)
+    first = peers.client(Peer(WorkerIdentity("p", "1"), "127.0.0.1:1"))
+    for number in range(2, MAX_CLIENTS + 1):
+        peers.client(Peer(WorkerIdentity("p", str(number)), "127.0.0.1:1"))
+        assert peers.client(mine) is kept
+    assert peers.client(first.peer) is not first
+    await peers.close()

@@ -1,0 +1,102 @@
+"""The KV of one prompt on its way in: its credit, what was announced, what is being read."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from segue.cluster.errors import StaleReference, TransferError
+from segue.cluster.handoff import Announcement, Reservation
+from segue.cluster.identity import Peer
+from segue.kvtransfer.receiver import BlockRead, Receiver
+from segue.workers.attempts import Running
+from segue.workers.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Landing:
+    """`granted` resolves to the number of leading blocks that are here already."""
+
+    running: Running
+    reservation: Reservation
+    announced: asyncio.Queue[Announcement] = field(default_factory=asyncio.Queue)
+    granted: asyncio.Future[int] = field(default_factory=asyncio.Future)
+    reads: list[BlockRead] = field(default_factory=list)
+    generation: int | None = None
+    next_block: int = 0
+    renewed_at: float = 0.0
+    releasing: bool = False  # we are ending the lease ourselves: that it is unknown is no news
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.running.sequence
+
+    @property
+    def source(self) -> Peer:
+        return self.reservation.source
+
+    @property
+    def has_credit(self) -> bool:
+        return self.granted.done() and self.granted.exception() is None
+
+    def grant(self, now: float) -> None:
+        if not self.granted.done():
+            self.next_block = self.sequence.num_published
+            self.renewed_at = now
+            self.granted.set_result(self.sequence.num_published)
+
+    def refuse(self, error: Exception) -> bool:
+        """False: the answer was given before."""
+        if self.granted.done():
+            return False
+        self.granted.set_exception(error)
+        self.granted.exception()  # whoever waits has it; nobody has to
+        return True
+
+    async def receive(
+        self, receiver: Receiver, read_timeout_s: float, block_size: int
+    ) -> Announcement:
+        """Read what is announced, up to the last announcement; return that. Nothing is verified."""
+        while True:
+            announcement = await self.announced.get()
+            self._read(announcement, receiver, read_timeout_s)
+            if announcement.first_token is not None:
+                break
+            self._raise_early_failure()
+        expected = -(-self.sequence.num_context // block_size)
+        if self.next_block != expected:
+            raise TransferError(f"{self.next_block} of {expected} blocks were announced")
+        return announcement
+
+    async def verify(self) -> None:
+        """Every read is complete and its bytes match their checksums; raises TransferError."""
+        for read in self.reads:
+            await asyncio.wrap_future(read.verified)
+
+    async def wait_terminal(self) -> None:
+        """Until no byte can arrive any more. Not bounded: a timeout would prove nothing."""
+        for read in self.reads:
+            await asyncio.wrap_future(read.terminal)
+
+    def _read(self, announcement: Announcement, receiver: Receiver, timeout_s: float) -> None:
+        if self.generation is None:
+            self.generation = announcement.pool_generation
+        if announcement.pool_generation != self.generation:
+            raise StaleReference("the source's pool generation changed during the handoff")
+        first, count = announcement.first_block, len(announcement.block_ids)
+        if first != self.next_block or first + count > len(self.sequence.block_ids):
+            raise TransferError(f"blocks [{first}, {first + count}) were announced out of order")
+        self.next_block = first + count
+        if count:
+            read = receiver.read(
+                self.source.identity.incarnation,
+                announcement.block_ids,
+                tuple(self.sequence.block_ids[first : first + count]),
+                announcement.checksums,
+                timeout_s,
+            )
+            self.reads.append(read)
+
+    def _raise_early_failure(self) -> None:
+        for read in self.reads:
+            if read.verified.done() and (error := read.verified.exception()) is not None:
+                raise error
