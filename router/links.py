@@ -132,8 +132,8 @@ class WorkerLinks:
                         self._deliver(link, deltas)
             except SegueError as error:
                 reason = error.message
+            logger.log(logging.INFO if link.usable else logging.DEBUG, "%s: %s", identity, reason)
             link.usable = False
-            logger.info("link to %s: %s", identity, reason)
             self._lost(identity, reason)
             await asyncio.sleep(RECONNECT_SECONDS)
 

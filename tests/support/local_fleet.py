@@ -12,6 +12,7 @@ from pathlib import Path
 
 from segue.cluster.config import SegueConfig
 from segue.cluster.controller import Controller
+from segue.cluster.errors import SegueError
 from segue.cluster.fleet import WorkerView
 from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, StaticLocator
@@ -83,18 +84,27 @@ class LocalFleet:
         for worker in self.watcher.view.ready_workers():
             assert worker.peer is not None
             client = WorkerClient(worker.peer, TOKEN)
-            found.append(await client.status(deadline_s=5))
-            await client.close()
+            try:
+                found.append(await client.status(deadline_s=5))
+            finally:
+                await client.close()
         return found
 
     async def settled(self, timeout_s: float = 20.0) -> list[WorkerStatus]:
-        """Wait until nothing is held anywhere; raises AssertionError that says what still is."""
+        """Wait until nothing is held anywhere; raises AssertionError that says what still is.
+
+        A worker that was killed may be listed a moment longer; the living must let go without it.
+        """
         end = time.monotonic() + timeout_s
         while True:
-            statuses = await self.statuses()
-            held = {str(s.identity): leftovers(s) for s in statuses if leftovers(s)}
-            if not held:
-                return statuses
+            held: object
+            try:
+                statuses = await self.statuses()
+                held = {str(s.identity): leftovers(s) for s in statuses if leftovers(s)}
+                if not held:
+                    return statuses
+            except SegueError as error:
+                held = error
             assert time.monotonic() < end, f"still held: {held}"
             await asyncio.sleep(0.1)
 

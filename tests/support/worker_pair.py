@@ -121,7 +121,7 @@ class Pair:
     nodes: list[Node] = field(default_factory=list)
 
     async def replace(self, old: Node) -> Node:
-        """Another life of the same worker, at another address; the old one is still listed."""
+        """Another life of the same worker, at another address; `show` lists it."""
         new = await start_node(
             self.fabric, old.role, self.transfer, worker_id=old.identity.worker_id
         )

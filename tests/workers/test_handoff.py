@@ -147,7 +147,6 @@ async def test_a_lease_that_nobody_renews_ends_both_halves() -> None:
             await pair.ask(range(30), 5)
         assert pair.journeys.counters.failures == {"peer_lost": 1}
         await pair.settled()
-        assert pair.prefill.service.leases.verdicts.total() == 1  # whichever half was first
 
 
 class SlowToRenew(WorkerService):
