@@ -102,6 +102,15 @@ class EngineConfig(Section):
         default=0.9,
         description="share of free GPU memory for the KV-cache when num_kv_blocks is auto",
     )
+    max_kv_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="most tokens in the KV-cache; absent: what memory allows"
+    )
+    host_cache_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="host memory for KV that the device has no room for; 0: none"
+    )
+    offload_min_priority: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=35, description="KV of a lower retention priority is not moved to the host"
+    )
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="sequences a step")
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
         default=512, description="tokens a step"
@@ -131,6 +140,12 @@ class EngineConfig(Section):
         description="let a prompt wait while another one computes the block it would share",
     )
     enable_prefix_caching: bool = True
+    enable_partial_reuse: bool = Field(
+        default=True, description="reuse also the first tokens of a block that agrees in part"
+    )
+    copy_on_partial_reuse: bool = Field(
+        default=True, description="by a copy of the block; else only of blocks nobody uses"
+    )
     torch_threads: Annotated[int, Field(ge=1)] = 1
     trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=512, description="how many engine steps are remembered for `segue trace`"

@@ -30,6 +30,8 @@ from segue.workers.engine import Engine
 from segue.workers.kv_identity import fingerprint, key_scope, kv_layout
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.kvcache.policy import ReusePolicy
+from segue.workers.kvcache.sizing import BlockSize, host_slots, share_of, size_cache
 from segue.workers.model_runner import ModelRunner, kv_block_bytes
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
@@ -169,14 +171,16 @@ class WorkerProcess:
         block_bytes = kv_block_bytes(
             spec, settings.model.dtype, engine.block_size, engine.kv_cache_dtype
         )
+        block = BlockSize(engine.block_size, block_bytes)
         runner = ModelRunner(
             folder,
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
             device=device,
-            num_blocks=_num_blocks(engine, device, block_bytes),
+            num_blocks=_num_blocks(engine, device, block),
             block_size=engine.block_size,
             kv_cache_dtype=engine.kv_cache_dtype,
+            num_host_blocks=host_slots(block, engine.host_cache_bytes),
         )
         layout = kv_layout(settings.model, engine, spec, runner.kv_cache.shape[0])
         warm_up = SequenceSlice([0] * min(engine.block_size, 2), 0, [0], True)
@@ -186,9 +190,14 @@ class WorkerProcess:
     def _engine(self, spec: ModelSpec, runner: ModelRunner, layout: KVLayout) -> Engine:
         config = self.settings.engine
         scope = key_scope(self.settings.model, spec, layout)
-        cache = KVCache(
-            BlockPool(layout.num_blocks), config.block_size, scope, config.enable_prefix_caching
+        policy = ReusePolicy(
+            config.enable_prefix_caching,
+            config.enable_partial_reuse,
+            config.copy_on_partial_reuse,
+            runner.num_host_blocks,
+            config.offload_min_priority,
         )
+        cache = KVCache(BlockPool(layout.num_blocks), config.block_size, scope, policy)
         budget = StepBudget(
             config.max_num_batched_tokens,
             config.chunk_size,
@@ -229,15 +238,17 @@ def _device(engine: EngineConfig) -> str:
     return "cuda:0" if engine.device == "cuda" else "cpu"
 
 
-def _num_blocks(engine: EngineConfig, device: str, block_bytes: int) -> int:
+def _num_blocks(engine: EngineConfig, device: str, block: BlockSize) -> int:
     """min(what is asked for, what there is room for): sizes the KV-cache before it exists."""
+    memory = engine.kv_cache_bytes
     if engine.num_kv_blocks != "auto":
-        return engine.num_kv_blocks
-    budget = engine.kv_cache_bytes
-    if device != "cpu":
+        memory = engine.num_kv_blocks * block.num_bytes
+    elif device != "cpu":
         free, _ = torch.cuda.mem_get_info()
-        budget = int(free * engine.free_gpu_memory_fraction)
-    return max(1, budget // block_bytes)
+        memory = share_of(free, engine.free_gpu_memory_fraction)
+    size = size_cache(block, memory, max_tokens=engine.max_kv_tokens)
+    logger.info("the KV-cache has %d blocks, limited by %s", size.num_blocks, size.limited_by)
+    return size.num_blocks
 
 
 def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from engine_parts import make_sequence
-from kv_parts import SCOPE, B
+from kv_parts import SCOPE, B, run_copies
 
 from segue.workers.kvcache.block_pool import BlockPool, BlockState
 from segue.workers.kvcache.kv_cache import KVCache
@@ -51,8 +51,7 @@ def filled(num_blocks: int, num_slots: int) -> KVCache:
         sequence.num_computed = 8 * B
         cache.publish(sequence)
         cache.free(sequence)
-        cache.take_copies()
-        cache.end_copies()
+        run_copies(cache)
     return cache
 
 
@@ -68,7 +67,7 @@ def served(cache: KVCache) -> list[int]:
     lines = [
         lines_of(lambda: cache.match(second)),
         lines_of(lambda: cache.admit(second, total_tokens=0)),
-        lines_of(lambda: (cache.take_copies(), cache.end_copies())),
+        lines_of(lambda: run_copies(cache)),
     ]
     assert second.num_cached == len(half)
     second.num_computed = 64 * B
