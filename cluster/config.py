@@ -103,11 +103,14 @@ class EngineConfig(Section):
         default=0.9,
         description="share of free GPU memory for the KV-cache when num_kv_blocks is auto",
     )
-    kv_cache_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="when num_kv_blocks is auto: no more tokens than these"
+    max_kv_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="most tokens in the KV-cache; absent: what memory allows"
     )
     host_cache_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="host memory for KV that leaves the device; 0: it is forgotten"
+        default=0, description="host memory for KV that the device has no room for; 0: none"
+    )
+    offload_min_priority: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=35, description="KV of a lower retention priority is not moved to the host"
     )
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="sequences a step")
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -140,7 +143,10 @@ class EngineConfig(Section):
     )
     enable_prefix_caching: bool = True
     enable_partial_reuse: bool = Field(
-        default=True, description="also reuse the first tokens of a block that differs further on"
+        default=True, description="reuse also the first tokens of a block that agrees in part"
+    )
+    copy_on_partial_reuse: bool = Field(
+        default=True, description="by a copy of the block; else only of blocks nobody uses"
     )
     torch_threads: Annotated[int, Field(ge=1)] = 1
     trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(

@@ -61,6 +61,7 @@ class ModelRunner:
         self._steps = StepIndex(
             self._shape, num_heads=self.spec.num_heads, vocab_size=self.spec.vocab_size
         )
+        self.num_host_blocks = num_host_blocks
         self._copier = BlockCopier(self.kv_cache, num_host_blocks)
 
     @torch.inference_mode()

@@ -200,11 +200,11 @@ class WorkerProcess:
         config = self.settings.engine
         scope = key_scope(self.settings.model, spec, layout)
         reuse = ReusePolicy(
-            enabled=config.enable_prefix_caching,
-            partial=config.enable_partial_reuse,
-            num_host_slots=host_slots(
-                BlockSize(config.block_size, layout.block_bytes), config.host_cache_bytes
-            ),
+            config.enable_prefix_caching,
+            config.enable_partial_reuse,
+            config.copy_on_partial_reuse,
+            runner.num_host_blocks,
+            config.offload_min_priority,
         )
         cache = KVCache(BlockPool(layout.num_blocks), config.block_size, scope, reuse)
         budget = StepBudget(

@@ -12,6 +12,7 @@ import torch
 from segue.cluster.errors import ConfigurationError
 from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.kv_identity import kv_block_bytes
+from segue.workers.kvcache.block_operations import CopyBlock, OffloadBlock, OnboardBlock
 from segue.workers.model_runner import ModelRunner
 
 CONFIG = {
@@ -28,7 +29,9 @@ CONFIG = {
 NUM_BLOCKS, BLOCK_SIZE = 32, 4
 
 
-def runner_of(folder: Path, dtype: str = "float32", seed: int = 0) -> ModelRunner:
+def runner_of(
+    folder: Path, dtype: str = "float32", seed: int = 0, num_host_blocks: int = 0
+) -> ModelRunner:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     runner = ModelRunner(
         folder,
@@ -37,6 +40,7 @@ def runner_of(folder: Path, dtype: str = "float32", seed: int = 0) -> ModelRunne
         device="cpu",
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
+        num_host_blocks=num_host_blocks,
         dummy_seed=seed,
     )
     runner.kv_cache.fill_(torch.nan)
@@ -142,6 +146,22 @@ def test_the_cache_is_one_block_major_allocation(runner: ModelRunner) -> None:
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="int4"):
         runner_of(tmp_path, "int4")
+
+
+def test_copied_blocks_go_on_like_their_sources(tmp_path: Path) -> None:
+    """Five tokens lie in blocks 3 and 1; a copy and a way over the host must read the same."""
+    runner = runner_of(tmp_path, num_host_blocks=2)
+    runner.execute(PackedBatch((piece([1, 2, 3, 4, 5]),), 1))
+    wanted = runner.execute(PackedBatch((piece([6], 5),), 0))
+    runner.copy_blocks(
+        (
+            CopyBlock(1, 9, 1),
+            OffloadBlock(3, 0),
+            CopyBlock(9, 3, 1),  # what the host holds by now is lost here
+            OnboardBlock(0, 8),
+        )
+    )
+    torch.testing.assert_close(runner.execute(PackedBatch((piece([6], 5, [8, 9]),), 0)), wanted)
 
 
 MEMORY_PROBE = """

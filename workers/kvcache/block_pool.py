@@ -1,17 +1,14 @@
 """Owns every device block: which state each is in, and the only code that may change that.
 
-           allocate                    release, content known
+          allocate                     release, content known
    free ------------> owned ------------------------------> cached --(content dropped)--> free
-     ^  `-----> landing --land--> owned     lease             |  ^
-     |             |                owned ---------> leased --|--+  (last lease ends; content
-     |             |                                          |  |   unknown: free)
-     `-------------+------------------------------------------+-copying (a copy from or to it is
-                                                                         ordered, nobody holds it)
+     ^  `-----> landing --land--> owned      lease             ^
+     |             |                owned ----------> leased --+  (last lease ends, content known)
+     `-------------+------------------------------------'         (content unknown: free)
 
 A block has one state, derived from its counts: landing, else owned (some sequence holds it), else
-leased (some reader may still read it), else copying, else cached (idle, its content is known),
-else free. Only cached blocks are victims, only free ones are handed out. No tensor, no clock. One
-thread.
+leased (some reader may still read it), else cached (idle, its content is known), else free. Only
+cached blocks are victims, only free ones are handed out. No tensor, no clock. One thread.
 """
 
 from collections import OrderedDict
@@ -29,7 +26,6 @@ class BlockState(StrEnum):
     CACHED = "cached"
     LEASED = "leased"
     LANDING = "landing"
-    COPYING = "copying"
 
 
 class OutOfBlocks(Exception):
@@ -40,7 +36,7 @@ class OutOfBlocks(Exception):
 class _Block:
     owners: int = 0
     leases: int = 0
-    copies: int = 0
+    arriving: int = 0  # ordered copies into it that have not run
     landing: bool = False
     has_content: bool = False
     state: BlockState = BlockState.FREE
@@ -54,8 +50,6 @@ class _Block:
             return BlockState.OWNED
         if self.leases:
             return BlockState.LEASED
-        if self.copies:
-            return BlockState.COPYING
         return BlockState.CACHED if self.has_content else BlockState.FREE
 
 
@@ -191,8 +185,10 @@ class BlockPool:
         """A remote reader may read these until `end_lease`. All of them, or none."""
         for block_id in block_ids:
             block = self._blocks[block_id]
-            if block.landing or not block.owners or block.copies:
+            if block.landing or not block.owners:
                 raise ValueError(f"block {block_id} is {block.state}; only owned ones are leased")
+            if block.arriving:
+                raise ValueError(f"block {block_id} waits for a copy; it cannot be leased")
         for block_id in block_ids:
             self._blocks[block_id].leases += 1
 
@@ -204,20 +200,18 @@ class BlockPool:
             block.leases -= 1
             self._settle(block_id, block)
 
-    def begin_copy(self, block_id: int) -> None:
-        """A copy from or to this block is ordered: until it has run, the block stays as it is."""
+    def expect_copy(self, block_id: int) -> None:
+        """A copy into this block is ordered: nobody outside may read it until that has run."""
         block = self._blocks[block_id]
-        if block.landing or not (block.owners or block.has_content):
-            raise ValueError(f"block {block_id} is {block.state}; it cannot take part in a copy")
-        block.copies += 1
-        self._settle(block_id, block)
+        if block.landing or not block.owners:
+            raise ValueError(f"block {block_id} is {block.state}; nothing may be copied into it")
+        block.arriving += 1
 
     def end_copy(self, block_id: int) -> None:
         block = self._blocks[block_id]
-        if not block.copies:
-            raise ValueError(f"block {block_id} takes part in no copy")
-        block.copies -= 1
-        self._settle(block_id, block)
+        if not block.arriving:
+            raise ValueError(f"block {block_id} waits for no copy")
+        block.arriving -= 1
 
     def retain(self, block_id: int, priority: int, duration: float | None) -> None:
         """Set how a held block will be kept, once it is released."""
@@ -257,7 +251,7 @@ class BlockPool:
         for block_id, block in enumerate(self._blocks):
             actual[block.state] += 1
             assert block.state is block.derived_state()
-            assert block.owners >= 0 and block.leases >= 0 and block.copies >= 0
+            assert block.owners >= 0 and block.leases >= 0 and block.arriving >= 0
             assert not (block.landing and (block.has_content or block.owners != 1))
             assert (block_id in self._free) == (block.state is BlockState.FREE)
             assert (block_id in self._cached) == (block.state is BlockState.CACHED)

@@ -51,11 +51,10 @@ class ContentIndex:
 
     # -- content -----------------------------------------------------------------------------
 
-    def is_idle_leaf(self, node: Node) -> bool:
-        """Nobody uses its block and nothing builds on it, so that it may be taken over."""
-        if node.block_id is None or node.children:
-            return False
-        return self._pool.state(node.block_id) is BlockState.CACHED
+    def is_idle(self, node: Node) -> bool:
+        """Its KV is on the device and nobody uses it, so that its block may be taken over."""
+        block_id = node.block_id
+        return block_id is not None and self._pool.state(block_id) is BlockState.CACHED
 
     def store(self, parent: Node, pieces: Iterable[tuple[bytes, int]]) -> Node:
         """Make blocks findable, each with its piece of tokens, one below the other.
@@ -114,12 +113,13 @@ class ContentIndex:
             self._statistics.onboarded += 1
 
     def take_over(self, node: Node) -> int:
-        """Own an idle leaf's block together with what it holds, which is no longer findable."""
+        """Own an idle node's block together with what it holds, which is no longer findable, nor
+        is what is below it."""
         block_id = node.block_id
-        if block_id is None or not self.is_idle_leaf(node):
-            raise ValueError("only the block of an idle leaf can be taken over")
+        if block_id is None or not self.is_idle(node):
+            raise ValueError("only an idle block can be taken over")
         self._pool.share(block_id)
-        self._remove(node)
+        self.forget(node)
         return block_id
 
     def retain(self, node: Node, priority: int | None, duration: float | None) -> None:
@@ -163,7 +163,9 @@ class ContentIndex:
     def _offload(self, node: Node) -> bool:
         """Move an idle node's content to the host, which frees its block. False: it stays."""
         block_id = node.block_id
-        if block_id is None or self._pool.priority(block_id) < self._min_priority:
+        if block_id is None or not self.host.num_slots:
+            return False
+        if self._pool.priority(block_id) < self._min_priority:
             return False
         if self.host.free_slot() is None:
             loser = self.host.victim()

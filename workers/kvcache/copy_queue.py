@@ -1,4 +1,4 @@
-"""The block copies that are ordered but have not run, and the device blocks they hold still."""
+"""The block copies that are ordered but have not run, in the order in which they must run."""
 
 from segue.workers.kvcache.block_operations import (
     BlockOperation,
@@ -10,15 +10,13 @@ from segue.workers.kvcache.block_pool import BlockPool
 
 
 class CopyQueue:
-    """One list in the order in which the bookkeeping happened, which is the order to run it in.
+    """One list in the order of the bookkeeping, which is the order to run it in.
 
-    What a copy reads was written by an earlier operation or an earlier step, and what it
-    overwrites was read by earlier operations: so whoever runs the list in order, between two
-    steps, meets no hazard. Transfers from other processes stand outside of that order; they are
-    kept away because a block takes part in no lease while it takes part in a copy, and because
-    nobody is told of a landing block before the copies have run.
-
-    An offloaded block is not held still: it is free at once, for what is written after the copy.
+    What a copy reads was written by an earlier copy or an earlier step, and what it overwrites
+    was read by earlier ones: so whoever runs the list in order, between two steps, meets no
+    hazard, and a block that a copy reads may be given up at once to what is written later.
+    Transfers with other processes stand outside of that order: a block is not leased while a copy
+    into it is ordered, and nobody is told of a landing block before the copies have run.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -30,15 +28,14 @@ class CopyQueue:
         return len(self._waiting) + len(self._running)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        self._pool.begin_copy(source)
-        self._pool.begin_copy(target)
+        self._pool.expect_copy(target)
         self._waiting.append(CopyBlock(source, target, num_tokens))
 
     def offload(self, block_id: int, slot: int) -> None:
         self._waiting.append(OffloadBlock(block_id, slot))
 
     def onboard(self, slot: int, block_id: int) -> None:
-        self._pool.begin_copy(block_id)
+        self._pool.expect_copy(block_id)
         self._waiting.append(OnboardBlock(slot, block_id))
 
     def take(self) -> tuple[BlockOperation, ...]:
@@ -49,7 +46,7 @@ class CopyQueue:
         return tuple(self._running)
 
     def end(self) -> None:
-        """What was taken has run, or never will: its blocks are held no more."""
+        """What was taken has run."""
         self._release(self._running)
         self._running = []
 
@@ -64,10 +61,7 @@ class CopyQueue:
     def _release(self, operations: list[BlockOperation]) -> None:
         for operation in operations:
             match operation:
-                case CopyBlock(source, target):
-                    self._pool.end_copy(source)
-                    self._pool.end_copy(target)
-                case OnboardBlock(_, block_id):
+                case CopyBlock(_, block_id) | OnboardBlock(_, block_id):
                     self._pool.end_copy(block_id)
                 case OffloadBlock():
                     pass

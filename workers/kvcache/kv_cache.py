@@ -53,13 +53,14 @@ class KVCache:
         return -(-num_tokens // self.block_size)
 
     def final_tokens(self, sequence: Sequence) -> int:
-        """Tokens whose KV this worker will ever hold for the sequence.
+        """Tokens for which there must be room before the sequence may begin.
 
-        The last token of an answer never gets KV; a prefill worker keeps the context only.
+        The last token of an answer never gets KV but is counted, as in the reference: at most one
+        block too careful. A prefill worker keeps the context only.
         """
         if sequence.hands_off:
             return sequence.num_context
-        return max(sequence.num_context, sequence.request.max_total_tokens - 1)
+        return max(sequence.num_context, sequence.request.max_total_tokens)
 
     def can_ever_fit(self, sequence: Sequence) -> bool:
         return self.blocks_for(self.final_tokens(sequence)) <= self.pool.num_blocks
@@ -98,11 +99,8 @@ class KVCache:
         """
         match = self.match(sequence, whole_blocks=landing)
         limit = self._limit(sequence, total_tokens)
-        left = self.pool.num_available - self._promised - (limit - match.live_full_blocks)
-        if left < 0:
+        if limit - match.live_full_blocks > self.pool.num_available - self._promised:
             return False
-        if left < self._held_by_copy(match):
-            match = match.without_part()
         in_context = self.blocks_for(len(sequence.tokens))
         sequence.block_ids = self._take_blocks(match, in_context, landing)
         sequence.num_published, sequence.last_key = match.full_blocks, match.last_key
@@ -248,7 +246,6 @@ class KVCache:
         counts = self.pool.counts()
         held = {block_id for s in sequences for block_id in s.block_ids}
         assert len(held) == counts[BlockState.OWNED] + counts[BlockState.LANDING]
-        assert counts[BlockState.COPYING] == 0 or len(self._content.copies) > 0
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -257,33 +254,35 @@ class KVCache:
         return self.blocks_for(max(total, len(sequence.tokens)))
 
     def _part_allowed(self, node: Node) -> bool:
-        return self.policy.copy_on_partial or self._content.is_idle_leaf(node)
-
-    def _held_by_copy(self, match: PrefixMatch) -> int:
-        """Idle blocks that a copy from them makes unavailable until it has run."""
-        part = match.part
-        if part is None or part.block_id is None or self._content.is_idle_leaf(part):
-            return 0
-        return int(self.pool.is_idle(part.block_id))
+        is_idle_leaf = self._content.is_idle(node) and not node.children
+        return self.policy.copy_on_partial or is_idle_leaf
 
     def _take_blocks(self, match: PrefixMatch, count: int, landing: bool) -> list[int]:
         """Blocks for a context of `count` blocks. What is matched is claimed before anything is
-        allocated, so that no allocation can evict it."""
+        allocated, so that no allocation can evict it.
+
+        A part is copied, or its idle block is taken over: if all of it continues here, so that
+        nothing is lost, or if a copy is not wanted or would need one block more than there is.
+        """
         content, part = self._content, match.part
         own: list[int] = []
+        crowded = self.pool.num_available <= count - match.live_full_blocks
         for node in match.nodes:
             content.claim(node)
-        copied = part is not None and not content.is_idle_leaf(part)
-        if part is not None and copied:
-            content.claim(part)
+        if (
+            part is not None
+            and content.is_idle(part)
+            and (crowded or not self.policy.copy_on_partial or match.uses_all_of_part)
+        ):
+            own, part = [content.take_over(part)], None
         elif part is not None:
-            own = [content.take_over(part)]
+            content.claim(part)
         on_host = [node for node in match.nodes if node.block_id is None]
         for node, block_id in zip(on_host, content.allocate(len(on_host)), strict=True):
             content.onboard(node, block_id)
         shared = [node.block_id for node in match.nodes if node.block_id is not None]
         own += content.allocate(count - len(shared) - len(own), landing=landing)
-        if part is not None and copied:
+        if part is not None:
             content.copy_part(part, own[0], match.num_part_tokens)
         return shared + own
 

@@ -9,9 +9,10 @@ from segue.workers.kvcache.retention import DEFAULT_PRIORITY, MAX_PRIORITY
 class ReusePolicy:
     """`enabled` False: nothing is reused and nothing is kept.
 
-    With `partial`, a block that agrees in its first tokens only is reused too: taken over if it is
-    an idle leaf, else copied, if `copy_on_partial`. `num_host_slots` 0: no host tier; blocks below
-    `offload_min_priority` are never moved there. `event_capacity` 0: no events.
+    With `partial`, a block that agrees in its first tokens only is reused too: copied, or taken
+    over where nothing is lost by it. Without `copy_on_partial` only idle leaves are reused so, and
+    always taken over. `num_host_slots` 0: no host tier; blocks below `offload_min_priority` are
+    never moved there. `event_capacity` 0: no events.
     """
 
     enabled: bool = True

@@ -1,8 +1,7 @@
 """What of a sequence's leading tokens is in the cache; looking does not change anything."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 from segue.cluster.block_hash import WORD_BYTES, chained_key, token_words
 from segue.workers.kvcache.radix_tree import Node, RadixTree
@@ -13,8 +12,8 @@ class PrefixMatch:
     """At least one of the tokens is left to compute.
 
     `live_full_blocks` of the matched whole blocks are in use, so that sharing them takes nothing
-    of what is available. `first_unmatched_key` names the first whole block of the tokens that the
-    cache does not hold, if there is one.
+    of what is available. `first_unmatched_key` names the first whole block that could be shared
+    and that the cache does not hold, if there is one.
     """
 
     num_tokens: int  # a partly matching last block included
@@ -29,9 +28,10 @@ class PrefixMatch:
     def full_blocks(self) -> int:
         return len(self.nodes)
 
-    def without_part(self) -> Self:
-        num_tokens = self.num_tokens - self.num_part_tokens
-        return replace(self, num_tokens=num_tokens, part=None, num_part_tokens=0)
+    @property
+    def uses_all_of_part(self) -> bool:
+        """The part is a leaf, and all its tokens matched."""
+        return self.part is not None and self.num_part_tokens == self.part.num_tokens
 
 
 def match_prefix(
@@ -52,10 +52,9 @@ def match_prefix(
     part: tuple[Node, int] | None = None
     if last is not None and part_allowed is not None and start < usable:
         part = tree.best_partial(last, words[start : min(start + size, usable)], part_allowed)
-    following = words[start : start + size]
     unmatched: bytes | None = None
-    if len(following) == size and (last is None or following not in last.children):
-        unmatched = chained_key(last_key, following)
+    if start + size <= usable:
+        unmatched = chained_key(last_key, words[start : start + size])
     part_node, num_part_tokens = part if part is not None else (None, 0)
     return PrefixMatch(
         num_tokens=len(nodes) * block_size + num_part_tokens,

@@ -30,6 +30,10 @@ class Node:
     def is_full(self) -> bool:
         return self.key is not None
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.piece) // WORD_BYTES
+
 
 class RadixTree:
     """Costs of an operation depend on the tokens it is about, not on the size of the tree."""

@@ -80,10 +80,10 @@ def _said(limit: str, memory_bytes: int, max_tokens: int | None, max_bytes: int)
 
 
 def num_kv_blocks(engine: EngineConfig, block: BlockSize, memory_bytes: int) -> int:
-    """What is asked for, else what fits into memory and, if there is one, the limit in tokens."""
+    """What is asked for, or what fits into the memory; never more than the limit in tokens."""
     if engine.num_kv_blocks != "auto":
-        return engine.num_kv_blocks
-    return size_cache(block, memory_bytes, max_tokens=engine.kv_cache_max_tokens).num_blocks
+        memory_bytes = engine.num_kv_blocks * block.num_bytes
+    return size_cache(block, memory_bytes, max_tokens=engine.max_kv_tokens).num_blocks
 
 
 def check_longest_sequence(

@@ -115,18 +115,12 @@ class CacheMachine(RuleBasedStateMachine):
         before, match = self.cache.pool.counts(), self.cache.match(sequence, whole_blocks=landing)
         assert match.num_tokens == self._naive_match(sequence, landing)
         if self.cache.admit(sequence, landing=landing, total_tokens=total_tokens):
-            # Without room to hold the source of a copy still, the part is not reused.
-            assert sequence.num_cached in (match.num_tokens, match.full_blocks * B)
-            assert sequence.num_cached < len(sequence.tokens)
+            assert sequence.num_cached == match.num_tokens < len(sequence.tokens)
             self.live.append(sequence)
         else:
             assert self.cache.pool.counts() == before, "a refusal changes nothing"
-            assert (
-                self.live
-                or self.leases
-                or len(self.cache._content.copies)
-                or (self.cache.final_tokens(sequence) > NUM_BLOCKS * B)
-            )
+            too_large = self.cache.final_tokens(sequence) > NUM_BLOCKS * B
+            assert self.live or self.leases or too_large
 
     def _naive_match(self, sequence: Sequence, whole: bool) -> int:
         """The longest common beginning of the usable tokens and of anything published."""
@@ -141,9 +135,9 @@ class CacheMachine(RuleBasedStateMachine):
                 common += 1
             last = (len(path) - 1) // B * B
             complete = common == len(path) and len(path) % B == 0
-            policy = self.cache.policy
+            policy, idle_leaf = self.cache.policy, content.is_idle(node) and not node.children
             part_counts = policy.partial and not whole and common > last
-            if complete or (part_counts and (policy.copy_on_partial or content.is_idle_leaf(node))):
+            if complete or (part_counts and (policy.copy_on_partial or idle_leaf)):
                 best = max(best, common)
         return best
 
