@@ -74,7 +74,7 @@ async def test_what_the_target_holds_is_not_sent_again(pair: Pair, length: int) 
 
 async def test_a_prompt_that_fills_the_cache_and_one_that_cannot_fit() -> None:
     async with worker_pair(num_blocks=6) as pair:
-        prompt = list(range(17))  # with 8 tokens of an answer: 24 slots, for 6 blocks
+        prompt = list(range(16))  # with 8 tokens of an answer: 24 slots, for 6 blocks
         answer = await pair.ask(prompt, 8)
         assert answer.tokens == expected_tokens(prompt, 8)
         with pytest.raises(SegueError, match="need 7 KV blocks, the whole cache has 6"):
