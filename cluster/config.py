@@ -313,6 +313,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
 
 
+def api_key_from_environment() -> str | None:
+    """SEGUE_API_KEY, for clients: `ps` shows a key on a command line to everybody."""
+    return os.environ.get("SEGUE_API_KEY") or None
+
+
 def quiet_grpc() -> None:
     """Keep gRPC's own lines off the terminal. It must not be imported yet: it reads this then."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

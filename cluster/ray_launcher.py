@@ -230,6 +230,8 @@ class RayLocator:
             raise Unavailable(f"no controller in Ray namespace '{self._namespace}'")
         try:
             return str(await _within(handle.address.remote()))
+        except ray.exceptions.ActorUnavailableError as error:
+            raise Unavailable("the controller is restarting") from error
         except ENDINGS as error:
             raise Unavailable(f"the controller is restarting: {_obituary(error)}") from error
 

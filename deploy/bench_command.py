@@ -19,6 +19,7 @@ from segue.bench.serve_report import (
 )
 from segue.bench.summary import Objective
 from segue.cluster.errors import ConfigurationError
+from segue.deploy.api_key import ApiKeyOption, chosen_api_key
 from segue.deploy.user_errors import told_to_the_user
 
 bench_app = typer.Typer(help="Measure a server.", no_args_is_help=True)
@@ -34,7 +35,7 @@ def bench() -> None:
 def serve(
     base_url: Annotated[str, typer.Option(help="the server")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="default: its first model")] = None,
-    api_key: Annotated[str | None, typer.Option(help="sent as a bearer token")] = None,
+    api_key: ApiKeyOption = None,
     endpoint: Annotated[EndpointName, typer.Option(help="API to use")] = "completions",
     concurrency: Annotated[str, typer.Option(help="numbers of clients, a level each")] = "1,4,16",
     prompt_tokens: Annotated[int, typer.Option(help="tokens a prompt")] = 128,
@@ -67,7 +68,7 @@ def serve(
         plan = ServePlan(
             base_url=base_url,
             model=model,
-            api_key=api_key,
+            api_key=chosen_api_key(api_key),
             endpoint=endpoint,
             concurrency=parse_levels(concurrency),
             prompt_tokens=prompt_tokens,

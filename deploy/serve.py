@@ -144,7 +144,7 @@ class Deployment:
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="gateway")
             await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
             if following.done():  # nobody would notice the fleet change any more
-                server.should_exit = True
+                server.stop()
                 await serving
                 following.result()
             await serving
@@ -199,13 +199,13 @@ class Deployment:
 
     def _obey_signals(self, server: GatewayServer) -> None:
         def stop(name: str) -> None:
-            server.should_exit = True
             if not self._stop_asked:
                 self._stop_asked = True
+                server.stop()
                 logger.info("%s: finishing what is under way; again: at once", name)
             elif not self._at_once.is_set():
                 logger.info("%s: at once", name)
-                server.force_exit = True
+                server.abandon()
                 self._at_once.set()
 
         loop = asyncio.get_running_loop()

@@ -22,6 +22,8 @@ _KINDS = {
     408: "TimeoutError",
     413: "RequestTooLargeError",
     431: "RequestTooLargeError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 _MAX_MESSAGE_CHARS = 1000
 

@@ -53,9 +53,13 @@ class ExchangeLayer:
                 await refusal(scope, link.receive, link.send)
             else:
                 await self._run(scope, link, exchange)
-        except asyncio.CancelledError:
-            exchange.fail(CLIENT_CLOSED_REQUEST)
-            raise
+        except asyncio.CancelledError:  # the server ends and can not wait for the answer
+            exchange.fail(503)
+            if link.started:
+                raise
+            headers = {"Retry-After": "1"}
+            response = error_response(503, "the gateway is stopping", headers=headers)
+            await response(scope, link.receive, link.send)
         finally:
             self._metrics.ended(exchange)
 

@@ -1,5 +1,7 @@
 """The HTTP server around the gateway's application, set up the same in production and tests."""
 
+import asyncio
+import logging
 from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
@@ -9,6 +11,17 @@ from segue.router.http_protocol import BoundedHttpProtocol
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
 DRAIN_SECONDS = 30  # for the answers under way when the server is told to stop
+
+
+class _CutOff(logging.Filter):
+    """What is cut off because the server ends is no fault of the application's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        cause = record.exc_info[1] if record.exc_info else None
+        return not isinstance(cause, asyncio.CancelledError)
+
+
+_CUT_OFF = _CutOff()
 
 
 class GatewayServer(uvicorn.Server):
@@ -28,6 +41,16 @@ class GatewayServer(uvicorn.Server):
                 timeout_graceful_shutdown=DRAIN_SECONDS,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_CUT_OFF)  # adding it again changes nothing
+
+    def stop(self) -> None:
+        """Take nothing new, finish what is under way."""
+        self.should_exit = True
+
+    def abandon(self) -> None:
+        """Cut off what is still under way; the server library's account of each is no news."""
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        self.should_exit = self.force_exit = True
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

@@ -169,6 +169,16 @@ def gateway() -> Iterator[str]:
         thread.join()
 
 
+def test_the_key_may_come_from_the_environment(
+    gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key on a command line is shown by `ps` to every user of the machine."""
+    assert run("status", "--url", gateway).returncode == 2
+    monkeypatch.setenv("SEGUE_API_KEY", "sesame")
+    assert run("status", "--url", gateway).returncode == 1
+    assert run("status", "--url", gateway, "--api-key", "other").returncode == 2
+
+
 def test_status_as_tables_and_as_json(gateway: str) -> None:
     tables = run("status", "--url", gateway, "--api-key", "sesame")
     assert tables.returncode == 1, tables.stderr  # answered, but not ready
