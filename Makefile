@@ -1,6 +1,7 @@
 # One entry point for people and CI. Needs python3 (3.11 or newer) with venv, make and git.
 #   make serve [CONFIG=my.yaml] [ARGS="..."]   install into .venv if needed, then `segue serve`
 #   make test [ARGS="-k name"]                 install if needed, then the tests
+#   make bench-scheduler                       what a step costs beside the model, in microseconds
 #   make check                                 format, lint, both type checkers, tests
 #   make proto                                 regenerate cluster/rpc/serving_pb2*
 #   make readme                                rewrite the tree of files in README.md
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test check proto readme clean
+.PHONY: install serve test check bench-scheduler proto readme clean
 
 install: $(STAMP)
 
@@ -40,6 +41,9 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest $(ARGS)
+
+bench-scheduler: $(STAMP)
+	$(BIN)/python -m segue.bench.scheduler_bench
 
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \

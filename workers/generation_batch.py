@@ -23,6 +23,7 @@ from segue.workers.sequence import Sequence
 Ids = npt.NDArray[np.int64]
 Finish = tuple[Sequence, FinishReason]
 
+FIXED_COLUMNS = 3
 NO_TOKEN = -1  # equals no token; fills what an array has too much
 
 
@@ -33,19 +34,23 @@ class GenerationBatch:
         self.block_size = block_size
         self.step = 0  # the number of the next step
         self.version = 0  # changes whenever a row comes, goes or moves
-        self.token_ids: Ids = np.zeros(max_rows, np.int64)
-        self.positions: Ids = np.zeros(max_rows, np.int64)
-        self.num_blocks: Ids = np.zeros(max_rows, np.int64)
+        # One column a row of the batch, so that a row moves in one copy; the names are views.
+        self._columns: Ids = np.zeros((FIXED_COLUMNS + block_size, max_rows), np.int64)
+        self._name_columns()
         self.block_tables: Ids = np.zeros((max_rows, 16), np.int64)
         self.grown: list[int] = []  # rows whose table got longer since the last step
         self._rows: list[Sequence] = []
         self._members: tuple[Sequence, ...] | None = ()
-        self._stops: Ids = np.full((1, max_rows), NO_TOKEN, np.int64)
-        self._recent: Ids = np.zeros((block_size, max_rows), np.int64)  # by step, modulo
         self._beginnings: dict[int, dict[Sequence, None]] = {}  # a block begins, by step
         self._endings: dict[int, dict[Sequence, None]] = {}  # the last token is drawn, by step
         self._ending_step: dict[Sequence, int] = {}
         self._beginning_step: dict[Sequence, int] = {}
+
+    def _name_columns(self) -> None:
+        self.token_ids, self.positions, self.num_blocks = self._columns[:FIXED_COLUMNS]
+        first_stop = FIXED_COLUMNS + self.block_size
+        self._recent = self._columns[FIXED_COLUMNS:first_stop]  # by step, modulo
+        self._stops = self._columns[first_stop:]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -70,12 +75,11 @@ class GenerationBatch:
         self._rows.append(sequence)
         self._members = None
         self.version += 1
-        self.token_ids[row] = sequence.tokens[-1]
-        position = self.positions[row] = sequence.num_computed
-        self.num_blocks[row] = 0
-        self._lengthen(row, sequence.block_ids)
+        position = sequence.num_computed
+        self._columns[:FIXED_COLUMNS, row] = (sequence.tokens[-1], position, 0)
+        self._lengthen(row, 0, sequence.block_ids)
         self._set_stops(row, sequence.request.stop.stop_token_ids)
-        self._begin_block_at(sequence, self.step + int(-position % self.block_size))
+        self._begin_block_at(sequence, self.step + -position % self.block_size)
         left = sequence.request.stop.max_tokens - sequence.num_produced
         end = self._ending_step[sequence] = self.step + max(1, left) - 1
         self._endings.setdefault(end, {})[sequence] = None
@@ -101,10 +105,7 @@ class GenerationBatch:
         sequence.row = row
         blocks = self.num_blocks[before]
         self.block_tables[row, :blocks] = self.block_tables[before, :blocks]
-        for by_row in (self.token_ids, self.positions, self.num_blocks):
-            by_row[row] = by_row[before]
-        self._stops[:, row] = self._stops[:, before]
-        self._recent[:, row] = self._recent[:, before]
+        self._columns[:, row] = self._columns[:, before]
 
     # -- blocks ------------------------------------------------------------------------------
 
@@ -126,13 +127,13 @@ class GenerationBatch:
         """The sequence was given more blocks."""
         row = sequence.row
         assert row is not None
-        fresh = sequence.block_ids[int(self.num_blocks[row]) :]
+        first = int(self.num_blocks[row])
+        fresh = sequence.block_ids[first:]
         if fresh:
-            self._lengthen(row, fresh)
+            self._lengthen(row, first, fresh)
             self.grown.append(row)
 
-    def _lengthen(self, row: int, block_ids: list[int]) -> None:
-        first = int(self.num_blocks[row])
+    def _lengthen(self, row: int, first: int, block_ids: list[int]) -> None:
         end = first + len(block_ids)
         while end > self.block_tables.shape[1]:
             self.block_tables = np.concatenate(
@@ -196,10 +197,11 @@ class GenerationBatch:
         missing = len(stop_token_ids) - len(self._stops)
         if missing > 0:
             more = np.full((missing, self._stops.shape[1]), NO_TOKEN, np.int64)
-            self._stops = np.concatenate((self._stops, more))
-        self._stops[:, row] = NO_TOKEN
-        if stop_token_ids:
-            self._stops[: len(stop_token_ids), row] = list(stop_token_ids)
+            self._columns = np.concatenate((self._columns, more))
+            self._name_columns()
+            missing = 0
+        if len(self._stops):
+            self._stops[:, row] = [*stop_token_ids, *[NO_TOKEN] * -missing]
 
 
 def _cross_out(calendar: dict[int, dict[Sequence, None]], step: int, sequence: Sequence) -> None:

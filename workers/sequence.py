@@ -51,24 +51,21 @@ class Sequence:
     order: tuple[float, int] = (0.0, 0)  # its place in every queue of the scheduler
     row: int | None = None  # in the generation batch, which then knows its newest tokens
 
+    request: GenerationRequest = field(init=False)
+    attempt: AttemptId = field(init=False)
+    num_prompt: int = field(init=False)
+    num_context: int = field(init=False)
+
     def __post_init__(self) -> None:
+        self.request = self.assignment.request
+        self.attempt = self.assignment.attempt_id
         self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]
-
-    @property
-    def request(self) -> GenerationRequest:
-        return self.assignment.request
-
-    @property
-    def attempt(self) -> AttemptId:
-        return self.assignment.attempt_id
-
-    @property
-    def num_context(self) -> int:
-        return self.request.num_prompt_tokens + len(self.assignment.produced_token_ids)
+        self.num_prompt = self.request.num_prompt_tokens
+        self.num_context = len(self.tokens)
 
     @property
     def num_produced(self) -> int:
-        return len(self.tokens) - self.request.num_prompt_tokens
+        return len(self.tokens) - self.num_prompt
 
     @property
     def hands_off(self) -> bool:

@@ -76,6 +76,10 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_landing(self) -> int:
+        return self._counts[BlockState.LANDING]
+
+    @property
     def num_available(self) -> int:
         """Blocks that could be handed out: free ones and idle cached ones."""
         return len(self._free) + len(self._cached)

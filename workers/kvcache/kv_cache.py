@@ -60,7 +60,7 @@ class KVCache:
         """
         if sequence.hands_off:
             return sequence.num_context
-        return max(sequence.num_context, sequence.request.max_total_tokens)
+        return max(sequence.num_context, sequence.num_prompt + sequence.request.stop.max_tokens)
 
     def can_ever_fit(self, sequence: Sequence) -> bool:
         return self.blocks_for(self.final_tokens(sequence)) <= self.pool.num_blocks
@@ -90,14 +90,24 @@ class KVCache:
         )
 
     def admit(
-        self, sequence: Sequence, *, landing: bool = False, total_tokens: int | None = None
+        self,
+        sequence: Sequence,
+        *,
+        landing: bool = False,
+        total_tokens: int | None = None,
+        matched: PrefixMatch | None = None,
     ) -> bool:
         """Give the sequence blocks for all its tokens and promise the rest, or change nothing.
+
+        `matched` was found a moment ago. What it found may have gone since, so that is looked up
+        again; that nothing was found is good enough.
 
         With `landing`, blocks that are not reused wait for their content from a peer. The promise
         covers `total_tokens`; None: the whole answer; 0: nothing beyond the tokens known now.
         """
-        match = self.match(sequence, whole_blocks=landing)
+        match = matched
+        if match is None or match.num_tokens:
+            match = self.match(sequence, whole_blocks=landing)
         limit = self._limit(sequence, total_tokens)
         if limit - match.live_full_blocks > self.pool.num_available - self._promised:
             return False
@@ -180,10 +190,12 @@ class KVCache:
             return
         self.publish(sequence)
         self._publish_part(sequence)
-        landing = self.landing_blocks(sequence)
-        self.pool.drop_landing(reversed(landing))
-        gone = set(landing)
-        self.pool.release(b for b in reversed(sequence.block_ids) if b not in gone)
+        if self.pool.num_landing and (landing := self.landing_blocks(sequence)):
+            self.pool.drop_landing(reversed(landing))
+            gone = set(landing)
+            self.pool.release(b for b in reversed(sequence.block_ids) if b not in gone)
+        else:
+            self.pool.release(reversed(sequence.block_ids))
         sequence.block_ids = []
         self._limits.pop(sequence)
         self._promise(sequence)
@@ -337,12 +349,13 @@ class KVCache:
         """The node of the last published block. If that was forgotten meanwhile (it may have been
         another sequence's block), the sequence's own blocks become findable instead."""
         tree = self._content.tree
+        if sequence.num_published and sequence.last_key is not None:
+            node = tree.find(sequence.last_key)
+            if node is not None:
+                return node
         root = tree.grow_root(self._root_key(sequence.request.cache_salt))
         if not sequence.num_published:
             return root
-        node = None if sequence.last_key is None else tree.find(sequence.last_key)
-        if node is not None:
-            return node
         return self._content.store(root, self._pieces(sequence, 0, sequence.num_published))
 
     def _publish_part(self, sequence: Sequence) -> None:

@@ -52,7 +52,10 @@ class RadixTree:
 
     def grow_root(self, key: bytes) -> Node:
         """The root for `key`; it stays as long as something is inserted below it."""
-        return self._roots.setdefault(key, Node(None, b"", key))
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = Node(None, b"", key)
+        return root
 
     def walk(self, root_key: bytes, words: bytes) -> tuple[Node, ...]:
         """The full nodes that hold the leading whole pieces of `words`."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.kvcache.prefix_match import PrefixMatch
 from segue.workers.scheduler.delay_for_reuse import DelayForReuse
 from segue.workers.scheduler.plan import Decision
 from segue.workers.sequence import Sequence as TokenSequence
@@ -55,6 +56,7 @@ class CapacityDecision:
     admitted: list[TokenSequence] = field(default_factory=list)
     paused: list[TokenSequence] = field(default_factory=list)
     held: list[Decision] = field(default_factory=list)
+    matches: dict[TokenSequence, PrefixMatch] = field(default_factory=dict)  # of the admitted
 
 
 class CapacityPolicy(Protocol):

@@ -47,4 +47,5 @@ class GuaranteedNoEvict:
                 break
             available -= need
             decision.admitted.append(sequence)
+            decision.matches[sequence] = match
         return decision

@@ -62,6 +62,8 @@ def select(
     """Share what `num_generation_tokens` leave of the budget among `context`, in order."""
     waiting = list(context)
     left = budget.max_num_batched_tokens - num_generation_tokens
+    if (whole := _whole(waiting, left, budget)) is not None:
+        return MicroBatch(whole, ())
     remainders = [Remainder(s.num_computed, len(s.tokens), s.num_drafts) for s in waiting]
     sizes = _sizes(remainders, left, budget)
     ongoing: list[Scheduled] = []
@@ -80,11 +82,22 @@ def select(
     return MicroBatch((*ongoing, *ending), tuple(decisions))
 
 
+def _whole(waiting: list[Sequence], left: int, budget: StepBudget) -> tuple[Scheduled, ...] | None:
+    """All that remains of every context, if that fits, drafts included."""
+    if budget.chunking is ChunkingPolicy.FORCE_CHUNK:
+        return None
+    chunks: list[Scheduled] = []
+    for sequence in waiting:
+        start = sequence.num_computed
+        size = len(sequence.tokens) - start
+        left -= size + sequence.num_drafts
+        if left < 0 or size > budget.chunk_size:
+            return None
+        chunks.append(Scheduled(sequence, start, size))
+    return tuple(chunks)
+
+
 def _sizes(remainders: list[Remainder], left: int, budget: StepBudget) -> list[int]:
-    sizes = [remainder.size for remainder in remainders]
-    forced = budget.chunking is ChunkingPolicy.FORCE_CHUNK
-    if not forced and sum(sizes) <= left and max(sizes, default=0) <= budget.chunk_size:
-        return sizes
     sizes = CHUNKING[budget.chunking](remainders, budget.unit, left, budget.chunk_size)
     if left > 0 and not any(sizes):
         # Generations leave less than a unit. Off the boundary is better than never: sequences that

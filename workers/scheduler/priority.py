@@ -8,11 +8,8 @@ only by those of priority p - n that arrived at most n * ageing_seconds after it
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from operator import attrgetter
 
 from segue.workers.sequence import Sequence
-
-_order = attrgetter("order")
 
 
 class Ranking:
@@ -34,39 +31,40 @@ class Ranking:
 
 
 class RankedQueue:
-    """Sequences in order of their places."""
+    """Sequences in order of their places, which are unique."""
 
     def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
+        self._entries: list[tuple[float, int, Sequence]] = []
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
-
-    def __getitem__(self, index: int) -> Sequence:
-        return self._sequences[index]
+        return (entry[2] for entry in self._entries)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return self._find(sequence) is not None
 
     def add(self, sequence: Sequence) -> None:
-        if not self._sequences or self._sequences[-1].order < sequence.order:
-            self._sequences.append(sequence)
+        entry = (*sequence.order, sequence)
+        if not self._entries or self._entries[-1] < entry:
+            self._entries.append(entry)
         else:
-            insort(self._sequences, sequence, key=_order)
+            insort(self._entries, entry)
 
     def discard(self, sequence: Sequence) -> bool:
         """False: it is not here."""
         index = self._find(sequence)
         if index is None:
             return False
-        del self._sequences[index]
+        del self._entries[index]
         return True
 
     def _find(self, sequence: Sequence) -> int | None:
-        index = bisect_left(self._sequences, sequence.order, key=_order)
-        if index < len(self._sequences) and self._sequences[index] is sequence:
+        entries = self._entries
+        if entries and entries[0][2] is sequence:
+            return 0
+        index = bisect_left(entries, sequence.order)
+        if index < len(entries) and entries[index][2] is sequence:
             return index
         return None

@@ -8,7 +8,6 @@ No clock, no tensor, no I/O: the engine says what time it is and what was comput
 nobody comes, goes, waits or begins a block touches no sequence and yields the same plan again.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from segue.cluster.identity import AttemptId
@@ -45,7 +44,7 @@ class Scheduler:
         self.generation = GenerationBatch(settings.max_num_seqs, budget.block_size)
         self.waiting = RankedQueue()
         self.context = RankedQueue()
-        self.landing: OrderedDict[AttemptId, Sequence] = OrderedDict()
+        self.landing: dict[Sequence, None] = {}
         self.held: dict[AttemptId, Reason] = {}  # why each one that does not run waits
         self._ranking = Ranking(settings.priority_ageing_seconds)
         self._plan = StepPlan()
@@ -76,7 +75,7 @@ class Scheduler:
 
     def sequences(self) -> list[Sequence]:
         """All that hold blocks."""
-        return [*self.landing.values(), *self.context, *self.generation.sequences]
+        return [*self.landing, *self.context, *self.generation.sequences]
 
     # -- what happens between steps ----------------------------------------------------------
 
@@ -111,12 +110,16 @@ class Scheduler:
         self.held.pop(attempt, None)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        self.waiting.discard(sequence)
-        self.generation.leave(sequence)
-        self.landing.pop(sequence.attempt, None)
-        self.context.discard(sequence)
-        self.held.pop(sequence.attempt, None)
-        self._named.discard(sequence.attempt)
+        """Take it out of the one group that it is in, if any."""
+        phase = sequence.phase
+        if phase is Phase.GENERATION:
+            self.generation.leave(sequence)
+        elif phase is Phase.CONTEXT:
+            self.context.discard(sequence)
+        else:
+            self.waiting.discard(sequence)
+            self.landing.pop(sequence, None)
+            self.held.pop(sequence.attempt, None)
         self._unsettled = True
 
     # -- a step ------------------------------------------------------------------------------
@@ -124,8 +127,6 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Pause and admit whom the policy says, and decide the next step."""
         growing = self.generation.beginning()
-        for sequence in growing:
-            self.cache.publish(sequence)
         decision = self._decide(growing)
         paused = decision.paused if decision else []
         for sequence in paused:
@@ -167,6 +168,8 @@ class Scheduler:
         available = cache.pool.num_available - cache.promised_blocks
         stirred = self._unsettled or available != self._seen_available
         self._seen_available = available
+        if not self.waiting:
+            self._fresh.clear()
         if not (self.waiting and stirred) and not (policy.pauses and growing):
             return None
         self._unsettled = False
@@ -201,7 +204,12 @@ class Scheduler:
         for index, sequence in enumerate(decision.admitted):
             total = self.settings.policy.tokens_to_promise(sequence, self.cache)
             before = self._num_evicted
-            if not self.cache.admit(sequence, landing=sequence.lands, total_tokens=total):
+            if not self.cache.admit(
+                sequence,
+                landing=sequence.lands,
+                total_tokens=total,
+                matched=decision.matches.get(sequence),
+            ):
                 held = [Decision(s.attempt, Reason.NO_BLOCKS) for s in decision.admitted[index:]]
                 break
             self.waiting.discard(sequence)
@@ -215,7 +223,7 @@ class Scheduler:
                 sequence.num_reused = sequence.num_cached
             if sequence.lands:
                 sequence.phase = Phase.LANDING
-                self.landing[sequence.attempt] = sequence
+                self.landing[sequence] = None
                 self.held[sequence.attempt] = Reason.WAITING_FOR_KV
                 news.append(Decision(sequence.attempt, Reason.WAITING_FOR_KV))
                 reservations.append(sequence)
