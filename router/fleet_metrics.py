@@ -46,6 +46,7 @@ COUNTERS = {
         "segue_kv_handoff_overlapped_bytes",
         "Of these, bytes that had arrived when the prompt's last chunk was computed.",
     ),
+    "pauses": ("segue_sequence_pauses", "Sequences that gave up their KV for others."),
     "prefix_cache_queried_tokens": ("segue_prefix_cache_queries", "Context tokens looked up."),
     "prefix_cache_reused_tokens": ("segue_prefix_cache_hits", "Context tokens found."),
 }
@@ -55,6 +56,7 @@ GAUGE_FAMILIES = {
     "held_": ("segue_num_requests_held", "Sequences not admitted, by reason.", "reason"),
 }
 COUNTER_FAMILIES = {
+    "kv_blocks_": ("segue_kv_block_events", "What happened to KV blocks, by kind.", "event"),
     "attempts_ended_": ("segue_attempts_ended", "Attempts by their end.", "outcome"),
     "lease_": ("segue_kv_leases_ended", "Leases by how they ended.", "verdict"),
 }

@@ -11,6 +11,10 @@ from segue.workers.parts import WorkerParts
 from segue.workers.sequence import Phase
 
 STALLED_SECONDS = 60.0
+BLOCK_COUNTS = (
+    *("reused_full", "reused_partial", "missed"),
+    *("copied", "offloaded", "onboarded", "forgotten"),
+)
 _WAITING = (Phase.CREDIT_WAIT, Phase.QUEUED)  # for room on the decode worker; for blocks or a slot
 
 
@@ -51,6 +55,8 @@ def report(
         "kv_bytes_read": receiver.transport.bytes_read,
         "prefix_cache_queried_tokens": cache.statistics.queried_tokens,
         "prefix_cache_reused_tokens": cache.statistics.reused_tokens,
+        "pauses": counters.pauses,
+        **{f"kv_blocks_{name}": getattr(cache.statistics, name) for name in BLOCK_COUNTS},
         **{f"attempts_ended_{name}": n for name, n in attempts.ended.items()},
         **{f"lease_{name.replace(' ', '_')}": n for name, n in leases.verdicts.items()},
     }
