@@ -18,7 +18,7 @@ class KernelSet:
     pack_weight: Callable[[torch.Tensor], torch.Tensor]
     linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    rotate: Callable[[torch.Tensor, Rotation], torch.Tensor]
+    rotate: Callable[[torch.Tensor, Rotation], None]
     store: Callable[[LayerCache, torch.Tensor, AttentionPlan], None]
     context_attention: Callable[[torch.Tensor, LayerCache, ContextSlice, int], torch.Tensor]
     generation_attention: Callable[[torch.Tensor, LayerCache, GenerationGroup, int], torch.Tensor]

@@ -26,7 +26,7 @@ def rotation(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dt
     )
 
 
-def rotate(heads: torch.Tensor, angles: Rotation) -> torch.Tensor:
-    """Rotate `heads` (tokens, heads, head_dim): element i pairs with i + head_dim / 2."""
+def rotate(heads: torch.Tensor, angles: Rotation) -> None:
+    """Rotate `heads` (tokens, heads, head_dim) in place: element i pairs with i + head_dim / 2."""
     swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(heads * angles.cosine, swapped, angles.signed_sine)
+    heads.mul_(angles.cosine).addcmul_(swapped, angles.signed_sine)

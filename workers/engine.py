@@ -310,7 +310,7 @@ class Engine:
         finish = sequence.request.stop.check(sequence.num_produced, token)
         cached = 0
         if position == sequence.num_context:
-            cached = min(sequence.num_reused, sequence.request.num_prompt_tokens)
+            cached = min(sequence.num_reused, sequence.num_prompt)
         delta = TokenDelta(sequence.attempt, position, (token,), finish, cached_tokens=cached)
         self._outcome.first_tokens.append((sequence.assignment.gateway_id, delta))
         self.counters.generated_tokens += 1
@@ -329,7 +329,8 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         """The one way out: scheduler and cache forget the sequence."""
         del self._sequences[sequence.attempt]
-        self._announced.pop(sequence.attempt, None)
+        if self._announced:
+            self._announced.pop(sequence.attempt, None)
         self.scheduler.remove(sequence)
         self.cache.free(sequence)
         sequence.phase = Phase.ENDED

@@ -49,6 +49,7 @@ def report(
         "steps": counters.steps,
         "context_tokens": counters.context_tokens,
         "generated_tokens": counters.generated_tokens,
+        "pauses": counters.pauses,
         "attempts_received": attempts.received,
         "kv_bytes_announced": decode.blocks_read * block_bytes,
         "kv_bytes_overlapped": decode.blocks_overlapped * block_bytes,

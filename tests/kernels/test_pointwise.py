@@ -26,13 +26,16 @@ def test_rotation_turns_pairs_as_complex_numbers(kernels: KernelSet) -> None:
     positions = torch.tensor([0, 1, 500, 8191])
     frequencies = torch.tensor([1.0, 0.1, 0.003])
     heads = torch.randn(4, 2, 6)
-    got = kernels.rotate(heads, rotation(positions, frequencies, torch.float32))
+    wider = torch.cat((heads, torch.ones(4, 1, 6)), dim=1)
+    kernels.rotate(wider[:, :2], rotation(positions, frequencies, torch.float32))
+    got = wider[:, :2]
     pairs = torch.complex(heads[..., :3].double(), heads[..., 3:].double())
     angles = (positions.unsqueeze(1) * frequencies).double()
     turned = pairs * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
     wanted = torch.cat((turned.real, turned.imag), dim=-1).float()
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
     assert torch.equal(got[0], heads[0])
+    assert torch.equal(wider[:, 2], torch.ones(4, 6))
 
 
 @KERNELS

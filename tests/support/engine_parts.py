@@ -18,6 +18,7 @@ from segue.workers.kvcache.block_operations import (
 )
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.kvcache.policy import ReusePolicy
 from segue.workers.scheduler.capacity import CapacityPolicyName
 from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
@@ -32,8 +33,8 @@ PEER = Peer(WorkerIdentity("decode-0", "00ff"), "127.0.0.1:1")
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """What the fake model says after `tokens`: depends on the last token and the position."""
-    return (tokens[-1] * 7 + len(tokens) * 3 + 1) % VOCABULARY
+    """What the fake model says after `tokens`: each of them and its position matter."""
+    return (sum(place * token for place, token in enumerate(tokens, 1)) + len(tokens)) % VOCABULARY
 
 
 class FakeRunner:
@@ -91,7 +92,7 @@ def make_scheduler(
     max_num_seqs: int = 8,
     max_tokens: int = 32,
     chunk: int = 8,
-    reuse: bool = True,
+    reuse: bool | ReusePolicy = True,
     policy: str = "guaranteed_no_evict",
     chunking: str = "first_come_first_served",
     ageing: float | None = None,

@@ -82,7 +82,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that could be handed out: free ones and idle cached ones."""
-        return len(self._free) + len(self._cached)
+        return self._counts[BlockState.FREE] + self._counts[BlockState.CACHED]
 
     def counts(self) -> dict[BlockState, int]:
         return dict(self._counts)

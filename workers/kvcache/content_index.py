@@ -63,12 +63,13 @@ class ContentIndex:
         content on the host comes to lie in the block. Returns the last piece's node.
         """
         stored: list[StoredBlock] = []
+        is_told = self.events.is_on
         for piece, block_id in pieces:
             node = parent.children.get(piece)
             if node is None:
                 node = self.tree.insert(parent, piece)
                 self._place(node, block_id)
-                if node.key is not None and parent.key is not None:
+                if is_told and node.key is not None and parent.key is not None:
                     priority = self._pool.priority(block_id)
                     stored.append(StoredBlock(node.key, parent.key, Tier.DEVICE, priority))
             elif node.slot is not None:
@@ -76,7 +77,7 @@ class ContentIndex:
                 self._place(node, block_id)
                 self._tell_update(node)
             parent = node
-        if stored and self.events.is_on:
+        if stored:
             self.events.stored(stored)
         return parent
 

@@ -31,9 +31,9 @@ class Llama:
         angles = rotation(step.positions, self._frequencies, hidden.dtype)
         for layer, layer_cache in zip(weights.layers, cache.layers, strict=True):
             normed = norm(hidden, layer.input_norm, epsilon)
-            hidden = hidden + self._attention(normed, layer, layer_cache, angles, step.plan)
+            hidden += self._attention(normed, layer, layer_cache, angles, step.plan)
             normed = norm(hidden, layer.post_attention_norm, epsilon)
-            hidden = hidden + self._feed_forward(normed, layer)
+            hidden += self._feed_forward(normed, layer)
         wanted = norm(hidden.index_select(0, step.sampled), weights.final_norm, epsilon)
         return self._kernels.linear(wanted, weights.head)
 
@@ -48,23 +48,23 @@ class Llama:
         spec, kernels = self._spec, self._kernels
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         projected = kernels.linear(normed, layer.qkv).view(len(normed), -1, spec.head_dim)
-        rotated = kernels.rotate(projected[:, : heads + kv_heads], angles)
-        query, keys = rotated[:, :heads], rotated[:, heads:]
-        values = projected[:, heads + kv_heads :]
-        kernels.store(cache, torch.stack((keys, values), dim=1), plan)
+        kernels.rotate(projected[:, : heads + kv_heads], angles)
+        query, keys_values = projected[:, :heads], projected[:, heads:]
+        kernels.store(cache, keys_values.view(len(normed), 2, kv_heads, -1), plan)
         attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         for piece in plan.contexts:
             span = slice(piece.first_token, piece.last_token)
             attended[span] = kernels.context_attention(query[span], cache, piece, kv_heads)
         for group in plan.generations:
             asking = query.index_select(0, group.tokens)
-            attended[group.tokens] = kernels.generation_attention(asking, cache, group, kv_heads)
+            answers = kernels.generation_attention(asking, cache, group, kv_heads)
+            attended.index_copy_(0, group.tokens, answers)
         return kernels.linear(attended.flatten(1), layer.attention_output)
 
     def _feed_forward(self, normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         linear = self._kernels.linear
         gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-        return linear(functional.silu(gate) * up, layer.down)
+        return linear(functional.silu(gate).mul_(up), layer.down)
 
 
 def rope_frequencies(spec: ModelSpec) -> torch.Tensor:
