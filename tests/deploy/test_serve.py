@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -93,3 +94,21 @@ def assert_gone(pids: set[int], seconds: float) -> None:
     while left := [pid for pid in pids if psutil.pid_exists(pid)]:
         assert time.monotonic() < end, f"still there: {left}"
         time.sleep(0.2)
+
+
+def test_a_second_signal_does_not_wait_for_anybody(server: Server) -> None:
+    url = server.wait_for(r"serving (http://\S+)", 60).group(1)
+    server.wait_for(r"ready: http", 90)
+    ours = {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
+    for name in ("prefill-0", "decode-0"):  # neither will answer, finish or leave by itself
+        os.kill(int(server.wait_for(rf"{name} ready \(pid (\d+)\)", 1).group(1)), signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(httpx.post, f"{url}/v1/completions", json=QUESTION, timeout=60)
+        time.sleep(0.5)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert server.process.wait(30) == 0
+        assert answer.result(30).status_code == 503
+    assert "Traceback" not in server.said()
+    assert_gone(ours, 90)  # Ray's agents look for their raylet once in a while
