@@ -9,7 +9,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from segue.cluster.errors import InternalError, Overloaded, SegueError, Unavailable
+from segue.cluster.errors import (
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    SegueError,
+    Unavailable,
+)
 from segue.router.exchange import exchange_of
 
 log = logging.getLogger(__name__)
@@ -62,6 +68,8 @@ def segue_error_response(error: SegueError, overload_status: int) -> Response:
         status = overload_status
     if isinstance(error, Overloaded | Unavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, DeadlineExceeded):
+        headers["x-should-retry"] = "false"  # OpenAI's clients would do it all over again, twice
     body = public_error(error)
     body["error"]["code"] = status
     return _json(status, body, headers)

@@ -203,6 +203,7 @@ async def test_request_timeout(bundled_model: Path) -> None:
     async with serving(bundled_model, endless(28), config) as gateway:
         response = await gateway.complete(max_tokens=2000)
         assert response.status_code == 504
+        assert response.headers["x-should-retry"] == "false"
         assert "request_timeout_s" in response.json()["error"]["message"]
         response = await gateway.complete(max_tokens=2000, stream=True)
         assert response.status_code == 200
