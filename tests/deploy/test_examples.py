@@ -7,12 +7,11 @@ import pytest
 import segue.deploy.launch
 from segue.cluster.config import load_config
 
-EXAMPLES = sorted((Path(segue.deploy.launch.__file__).parent / "examples").iterdir())
+EXAMPLES = sorted((Path(segue.deploy.launch.__file__).parent / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_an_example_loads_and_tells_its_command(file: Path) -> None:
-    assert file.suffix == ".yaml"
     config = load_config(file)
     assert config.model.max_model_len is not None
     assert {"prefill", "decode"} == {pool.role for pool in config.pools.values()}
