@@ -63,7 +63,7 @@ async def test_answers_do_not_depend_on_the_policy(
 ) -> None:
     small = config(
         capacity_scheduler_policy=policy,
-        num_kv_blocks=14,
+        num_kv_blocks=10,
         host_cache_bytes=6 * BLOCK_BYTES,
         max_num_seqs=4,
     )
