@@ -141,6 +141,22 @@ class CacheMachine(RuleBasedStateMachine):
                 best = max(best, common)
         return best
 
+    @rule(prompt=tokens, salt=st.sampled_from(list(SALTS.values())), retention=retentions)
+    def serve(self, prompt: list[int], salt: str, retention: Retention) -> None:
+        """A whole life at once: what most fills the cache."""
+        self.count += 1
+        sequence = make_sequence(str(self.count), prompt, 1, salt=salt)
+        sequence.retention = retention
+        self._admit(sequence, False, 0)
+        if sequence.block_ids:
+            self._run_copies()
+            self.memory.write(sequence, sequence.num_computed, len(prompt))
+            sequence.num_computed = len(prompt)
+            assert self.memory.holds(sequence)
+            self.live.remove(sequence)
+            self.cache.free(sequence)
+            self._check_memory()
+
     @rule(data=st.data())
     def readmit(self, data: st.DataObject) -> None:
         if self.paused:

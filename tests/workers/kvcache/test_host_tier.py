@@ -81,6 +81,17 @@ def test_priority_and_expiry_go_along() -> None:
     assert cached(cache, [5] * B) == B
 
 
+@pytest.mark.parametrize("tokens", [[*ONE, 9], [*ONE[:3], 9]], ids=["whole", "part"])
+def test_what_comes_back_has_the_priority_it_left_with(tokens: list[int]) -> None:
+    cache = tiered(2, 2)
+    serve(cache, ONE, retention=Retention((RetentionRange(0, None, 80),)))
+    cache.free(begin(cache, [7] * (2 * B)))
+    assert cache.offloaded_blocks == 1
+    back = begin(cache, tokens)
+    assert cache.pool.priority(back.block_ids[0]) == 80
+    cache.check_integrity([back])
+
+
 def test_what_lies_below_a_lost_slot_is_lost_too() -> None:
     cache = tiered(3, 1)
     serve(cache, [*ONE, *TWO], retention=Retention((RetentionRange(B, None, 100),)))
@@ -91,6 +102,16 @@ def test_what_lies_below_a_lost_slot_is_lost_too() -> None:
     serve(cache, [8] * (2 * B))
     assert cached(cache, [*ONE, *TWO]) == 0, "without ONE nobody can use TWO"
     cache.check_integrity([])
+
+
+def test_what_lost_its_parent_on_the_way_to_the_host_is_not_moved() -> None:
+    cache = tiered(2, 1)
+    serve(cache, [*ONE, *TWO], retention=Retention((RetentionRange(B, None, 100),)))
+    one = begin(cache, [7] * B)  # ONE moves to the host
+    run_copies(cache)
+    other = begin(cache, [8] * B)  # TWO would follow, but the slot that it needs is ONE's
+    assert (run_copies(cache), cache.offloaded_blocks) == ((), 0)
+    cache.check_integrity([one, other])
 
 
 def test_content_that_is_computed_again_leaves_the_host() -> None:
@@ -114,6 +135,7 @@ def test_a_part_on_the_host_is_copied_from_there_and_stays() -> None:
     part = begin(cache, [1, 1, 9])
     assert part.num_cached == 2
     assert run_copies(cache)[-1] == OnboardBlock(0, 0)
+    cache.check_integrity([part])
     cache.free(part)
     assert cached(cache, ONE) == B
 

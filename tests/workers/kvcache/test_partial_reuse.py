@@ -8,6 +8,7 @@ from segue.workers.kvcache.block_operations import CopyBlock
 from segue.workers.kvcache.block_pool import BlockState
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
+from segue.workers.kvcache.retention import Retention, RetentionRange
 from segue.workers.sequence import Sequence
 
 
@@ -83,6 +84,15 @@ def test_a_block_in_use_or_with_children_is_never_taken_over(state: str) -> None
         assert run_copies(cache) == (CopyBlock(0, second.block_ids[0], 2),)
     else:
         assert (second.num_cached, 0 in second.block_ids) == (0, False)
+
+
+def test_a_copy_is_kept_like_its_source() -> None:
+    cache = make_cache()
+    source = begin(cache, range(B), retention=Retention((RetentionRange(0, None, 80),)))
+    compute(cache, source)
+    copy = begin(cache, [0, 1, 2])
+    assert run_copies(cache) == (CopyBlock(source.block_ids[0], copy.block_ids[0], 2),)
+    assert cache.pool.priority(copy.block_ids[0]) == 80
 
 
 def test_an_exact_fit_takes_over_what_there_is_no_room_to_copy() -> None:
