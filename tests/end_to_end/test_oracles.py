@@ -75,11 +75,13 @@ def client_of(deployment: Deployment) -> httpx.AsyncClient:
 async def test_apart_equals_together_token_for_token(
     apart: Deployment, together: Deployment, sampling: dict[str, Any]
 ) -> None:
-    """20 prompts from 1 to 1,500 tokens, block boundaries included, field by field."""
-    seed = len(sampling)
+    """20 prompts from 1 to 1,500 tokens, block boundaries included, field by field.
+
+    The first kind of sampling moves every prompt, the second finds most of it in the caches.
+    """
     async with client_of(apart) as one, client_of(together) as other:
         for length in LENGTHS:
-            body = body_of(prompt_of(length, seed), 10, **sampling)
+            body = body_of(prompt_of(length), 10, **sampling)
             ours, theirs = await asyncio.gather(complete(one, body), complete(other, body))
             assert ours == theirs, f"prompt of {length} tokens"
             assert len(ours["choices"][0]["token_ids"]) == 10
@@ -104,7 +106,7 @@ async def test_streamed_equals_not_streamed(apart: Deployment, sampling: dict[st
             [5, 900, 33],
         ):
             for more in ({}, {"stop": ["a", " the"]}, {"max_tokens": 1}):
-                body = body_of(prompt, 24, **sampling) | more
+                body = body_of(prompt, 16, **sampling) | more
                 plain, streamed = await complete(client, body), await stream(client, body)
                 (choice,) = plain["choices"]
                 assert streamed["text"] == choice["text"]
