@@ -35,6 +35,7 @@ OBJECT_STORE_BYTES = 80_000_000  # about the least Ray accepts; nothing of ours 
 CALL_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 CONTROLLER_TIMEOUT_S = 60.0
+ALIVE_EVERY_S = 2.0
 USUAL_START_S = 10.0  # from asking for an actor to its process
 ENDINGS = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
 
@@ -175,7 +176,7 @@ class RayLauncher:
         while (handle := await self._find(identity)) is not None:
             if asyncio.get_running_loop().time() > deadline:
                 return False
-            ray.kill(handle, no_restart=True)
+            await _kill(handle)
             await asyncio.sleep(0.1)
         return True
 
@@ -268,18 +269,33 @@ class RayController:
             raise InternalError(f"the controller did not start: {_obituary(error)}") from error
 
     async def stop(self, grace_s: float) -> None:
-        """End all workers, then the controller; a controller that is dead is done without."""
+        """End all workers, then the controller; a controller that is dead is done without.
+
+        Raises Unavailable if Ray itself is gone: then its workers end by themselves.
+        """
         try:
-            await _within(self._handle.stop.remote(grace_s), grace_s + 2 * KILL_TIMEOUT_S)
-        except (Unavailable, *ENDINGS) as error:
-            logger.warning("the controller could not stop its workers: %s", error)
+            await self._stop_workers(grace_s)
+        except (TimeoutError, *ENDINGS) as error:
+            why = _obituary(error) or "no answer in time"
+            logger.warning("the controller could not stop its workers: %s", why)
             await RayLauncher(self._namespace).stop_all(0.0)
-        ray.kill(self._handle, no_restart=True)
+        await _kill(self._handle)
 
     async def kill(self) -> None:
         """End the controller, which would start workers anew, then all workers: no grace."""
-        ray.kill(self._handle, no_restart=True)
+        await _kill(self._handle)
         await RayLauncher(self._namespace).stop_all(0.0)
+
+    async def _stop_workers(self, grace_s: float) -> None:
+        """The call hangs if Ray dies under it, so Ray is asked for a sign of life meanwhile."""
+        asked = asyncio.ensure_future(_answer(self._handle.stop.remote(grace_s)))
+        try:
+            async with asyncio.timeout(grace_s + 2 * KILL_TIMEOUT_S):
+                while not (await asyncio.wait({asked}, timeout=ALIVE_EVERY_S))[0]:
+                    await RayLauncher(self._namespace).running()
+                await asked
+        finally:
+            asked.cancel()
 
 
 async def _find_actor(name: str, namespace: str) -> Any | None:
@@ -288,6 +304,10 @@ async def _find_actor(name: str, namespace: str) -> Any | None:
         return await _within(asyncio.to_thread(ray.get_actor, name, namespace))
     except ValueError:
         return None
+
+
+async def _kill(handle: Any) -> None:
+    await _within(asyncio.to_thread(ray.kill, handle, no_restart=True))
 
 
 async def _answer(reference: Any) -> Any:

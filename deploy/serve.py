@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segue.cluster.config import SegueConfig, load_config, parse_config, prepare_ray
-from segue.cluster.errors import ConfigurationError
+from segue.cluster.errors import ConfigurationError, Unavailable
 from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
@@ -38,6 +40,7 @@ logger = logging.getLogger("segue")
 
 LOOPBACK = "127.0.0.1"
 STOP_WORKERS_SECONDS = 10.0
+LEAVE_SECONDS = 10.0  # for what is left when all is said and done
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,16 @@ def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLin
     return Journeys(watcher, links, config.gateway.recovery, timeout_s)
 
 
+def end_for_sure(seconds: float) -> None:
+    """End the process by then, even if threads wait for a Ray that is gone.
+
+    It is when somebody tells all processes of the service to end at once, as systemd does.
+    """
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
 class Deployment:
     """One `segue serve`: what runs in its event loop, and how it ends."""
 
@@ -152,7 +165,11 @@ class Deployment:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             await links.close()
-            await self._end_workers(controller)
+            try:
+                await self._end_workers(controller)
+            except Unavailable as error:
+                logger.warning("leaving without Ray, which ends its workers: %s", error.message)
+            end_for_sure(LEAVE_SECONDS)
 
     async def _end_workers(self, controller: "RayController") -> None:
         """They get time to finish what they are in the middle of, unless asked twice."""

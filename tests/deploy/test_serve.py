@@ -35,6 +35,7 @@ class Server:
                 [sys.executable, "-c", code, "serve", str(config), "--port", "0"],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def said(self) -> str:
@@ -112,3 +113,13 @@ def test_a_second_signal_does_not_wait_for_anybody(server: Server) -> None:
         assert answer.result(30).status_code == 503
     assert "Traceback" not in server.said()
     assert_gone(ours, 90)  # Ray's agents look for their raylet once in a while
+
+
+def test_a_signal_to_all_processes_at_once_ends_them_too(server: Server) -> None:
+    """As systemd does it: Ray is gone before it could be asked to end anything."""
+    server.wait_for(r"ready: http", 90)
+    ours = {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
+    os.killpg(server.process.pid, signal.SIGTERM)
+    server.process.wait(60)
+    assert "Traceback" not in server.said()
+    assert_gone(ours, 90)
