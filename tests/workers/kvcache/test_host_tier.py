@@ -69,12 +69,14 @@ def test_low_priorities_are_not_moved() -> None:
 def test_priority_and_expiry_go_along() -> None:
     cache = tiered(1, 2)
     keep = Retention((RetentionRange(0, None, 80, 10.0),))
+    cache.refresh(100.0)
     serve(cache, ONE, retention=keep)
     serve(cache, TWO)  # ONE moves to the host
     serve(cache, THREE)  # TWO follows
     serve(cache, [4] * B)  # one slot is needed: TWO has the lower priority
     assert (cached(cache, ONE), cached(cache, TWO), cached(cache, THREE)) == (B, 0, B)
-    cache.refresh(10.0)  # ONE falls behind THREE
+    cache.refresh(109.9)
+    cache.refresh(110.0)  # ONE falls behind THREE
     serve(cache, [5] * B)
     serve(cache, [6] * B)
     assert (cached(cache, ONE), cached(cache, THREE)) == (0, 0)
@@ -90,6 +92,19 @@ def test_what_comes_back_has_the_priority_it_left_with(tokens: list[int]) -> Non
     back = begin(cache, tokens)
     assert cache.pool.priority(back.block_ids[0]) == 80
     cache.check_integrity([back])
+
+
+def test_what_expired_on_the_host_comes_back_with_the_default() -> None:
+    cache = tiered(2, 2)
+    cache.refresh(100.0)
+    serve(cache, ONE, retention=Retention((RetentionRange(0, None, 80, 10.0),)))
+    cache.free(begin(cache, [7] * (2 * B)))
+    cache.refresh(109.9)
+    assert cache.snapshot().blocks[0].priority == 80
+    cache.refresh(110.0)
+    assert cache.snapshot().blocks[0].priority == 35
+    back = begin(cache, [*ONE, 9])
+    assert cache.pool.priority(back.block_ids[0]) == 35
 
 
 def test_what_lies_below_a_lost_slot_is_lost_too() -> None:
