@@ -200,7 +200,7 @@ class TransferConfig(Section):
 
 
 class ControlConfig(Section):
-    heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
+    heartbeat_s: Annotated[float, Field(gt=0)] = 1.0
     dead_after_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="a silent but connected worker is replaced after this long"
     )

@@ -6,7 +6,7 @@ from segue.kernels.scales import SCALE_BYTES
 from segue.kvtransfer.layout import KVLayout
 from segue.workers.models.spec import ModelSpec
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "int8": 1}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "int8": 1}
 
 
 def kv_layout(
@@ -34,7 +34,7 @@ def _layout(
         block_size,
         spec.head_dim,
         dtype,
-        _ITEM_BYTES[dtype],
+        ITEM_BYTES[dtype],
         SCALE_BYTES if quantised else 0,
     )
 

@@ -27,7 +27,13 @@ from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.engine import Engine
-from segue.workers.kv_identity import fingerprint, key_scope, kv_block_bytes, kv_layout
+from segue.workers.kv_identity import (
+    ITEM_BYTES,
+    fingerprint,
+    key_scope,
+    kv_block_bytes,
+    kv_layout,
+)
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
@@ -178,7 +184,9 @@ class WorkerProcess:
             spec, settings.model.dtype, engine.block_size, engine.kv_cache_dtype
         )
         block = BlockSize(engine.block_size, block_bytes)
-        num_blocks = num_kv_blocks(engine, block, _kv_budget_bytes(engine, device))
+        weight_bytes = spec.num_parameters * ITEM_BYTES[settings.model.dtype]
+        budget = _kv_budget_bytes(engine, device, weight_bytes)
+        num_blocks = num_kv_blocks(engine, block, budget)
         if (longest := settings.model.max_model_len) is not None:
             check_longest_sequence(longest, engine.block_size, num_blocks, block_bytes)
         runner = ModelRunner(
@@ -247,11 +255,12 @@ def _device(engine: EngineConfig) -> str:
     return "cuda:0" if engine.device == "cuda" else "cpu"
 
 
-def _kv_budget_bytes(engine: EngineConfig, device: str) -> int:
+def _kv_budget_bytes(engine: EngineConfig, device: str, weight_bytes: int) -> int:
+    """Asked before the weights are loaded, so that the KV-cache leaves room for them."""
     if device == "cpu":
         return engine.kv_cache_bytes
     free, _ = torch.cuda.mem_get_info()
-    return share_of(free, engine.free_gpu_memory_fraction)
+    return share_of(max(0, free - weight_bytes), engine.free_gpu_memory_fraction)
 
 
 def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:

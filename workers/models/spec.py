@@ -52,6 +52,15 @@ class ModelSpec:
     revision: str
 
     @property
+    def num_parameters(self) -> int:
+        """All weights of a Llama: embeddings, attention, feed-forward and norms."""
+        width, heads = self.hidden_size, self.num_heads + self.num_kv_heads
+        attention = 2 * width * heads * self.head_dim
+        layer = attention + 3 * width * self.intermediate_size + 2 * width
+        tables = 1 if self.tied_embeddings else 2
+        return tables * self.vocab_size * width + self.num_layers * layer + width
+
+    @property
     def position_settings(self) -> str:
         """What decides a key's rotation; part of the name of a KV block."""
         return f"theta={self.rope_theta!r} scaling={self.rope_scaling!r}"

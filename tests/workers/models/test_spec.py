@@ -1,10 +1,12 @@
 """What is read from config.json, in both spellings, and what is refused by name."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from segue.cluster.errors import ConfigurationError
 from segue.workers.models.spec import Llama3Scaling, load_spec
@@ -125,3 +127,9 @@ def test_dummy_weights_are_named_by_their_seed(tmp_path: Path) -> None:
         load_spec(folder, load_format="dummy", dummy_seed=1).revision,
     }
     assert len(names) == 3
+
+
+def test_the_number_of_parameters_is_that_of_the_weights(bundled_model: Path) -> None:
+    with safe_open(bundled_model / "model.safetensors", "pt") as weights:
+        sizes = [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]
+    assert load_spec(bundled_model).num_parameters == sum(sizes)
