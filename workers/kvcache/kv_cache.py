@@ -6,15 +6,15 @@ block it was promised. Idle cached blocks are available, hence give no credit.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from segue.cluster.block_hash import KeyScope, root_key, token_words
+from segue.cluster.block_hash import KeyScope
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.kvcache.block_pool import BlockPool, BlockState
 from segue.workers.kvcache.content_index import ContentIndex
 from segue.workers.kvcache.events import EventLog, Snapshot
 from segue.workers.kvcache.policy import ReusePolicy
 from segue.workers.kvcache.prefix_match import PrefixMatch, match_prefix
+from segue.workers.kvcache.publication import Publication
 from segue.workers.kvcache.radix_tree import Node
 from segue.workers.kvcache.retention import DEFAULT_PRIORITY, Retention
 from segue.workers.kvcache.statistics import CacheStatistics
@@ -22,7 +22,6 @@ from segue.workers.sequence import Sequence
 
 __all__ = ["KVCache", "PrefixMatch"]
 
-MAX_SALTS = 1024
 NOTHING_SPECIAL = Retention()
 
 
@@ -41,11 +40,10 @@ class KVCache:
         self.block_size = block_size
         self.policy = ReusePolicy(enabled=reuse) if isinstance(reuse, bool) else reuse
         self.statistics = CacheStatistics()
-        self._scope = scope
         self._content = ContentIndex(pool, block_size, self.policy, self.statistics)
         self._limits: dict[Sequence, int] = {}  # blocks promised in all, those held included
         self._promised = 0
-        self._roots: dict[str, bytes] = {}
+        self._publication = Publication(self._content, block_size, scope)
 
     # -- arithmetic --------------------------------------------------------------------------
 
@@ -77,7 +75,7 @@ class KVCache:
 
     def match(self, sequence: Sequence, *, whole_blocks: bool = False) -> PrefixMatch:
         """Find reusable leading tokens, in whole blocks only if so wanted. Changes nothing."""
-        key = self._root_key(sequence.request.cache_salt)
+        key = self._publication.root_key(sequence.request.cache_salt)
         if not self.policy.enabled:
             return PrefixMatch(0, 0, None, key)
         return match_prefix(
@@ -166,11 +164,8 @@ class KVCache:
 
     def publish(self, sequence: Sequence) -> None:
         """Make the whole blocks among the computed tokens findable."""
-        start, end = sequence.num_published, sequence.num_computed // self.block_size
-        if self.policy.enabled and start < end:
-            parent = self._last_published(sequence)
-            node = self._content.store(parent, self._pieces(sequence, start, end))
-            sequence.num_published, sequence.last_key = end, node.key
+        if self.policy.enabled:
+            self._publication.publish_whole(sequence)
 
     def land(self, sequence: Sequence) -> None:
         """The context's KV has arrived and was verified; make it visible in one step."""
@@ -189,7 +184,8 @@ class KVCache:
         if not sequence.block_ids:
             return
         self.publish(sequence)
-        self._publish_part(sequence)
+        if self.policy.enabled and self.policy.partial:
+            self._publication.publish_part(sequence)
         if self.pool.num_landing and (landing := self.landing_blocks(sequence)):
             self.pool.drop_landing(reversed(landing))
             gone = set(landing)
@@ -335,43 +331,3 @@ class KVCache:
             wanted = sequence.retention.of_block(index * self.block_size, prompt)
             priority = DEFAULT_PRIORITY if wanted.priority is None else wanted.priority
             self.pool.retain(sequence.block_ids[index], priority, wanted.duration)
-
-    # -- publication -------------------------------------------------------------------------
-
-    def _pieces(self, sequence: Sequence, start: int, end: int) -> list[tuple[bytes, int]]:
-        size = self.block_size
-        return [
-            (token_words(sequence.tokens[i * size : (i + 1) * size]), sequence.block_ids[i])
-            for i in range(start, end)
-        ]
-
-    def _last_published(self, sequence: Sequence) -> Node:
-        """The node of the last published block. If that was forgotten meanwhile (it may have been
-        another sequence's block), the sequence's own blocks become findable instead."""
-        tree = self._content.tree
-        if sequence.num_published and sequence.last_key is not None:
-            node = tree.find(sequence.last_key)
-            if node is not None:
-                return node
-        root = tree.grow_root(self._root_key(sequence.request.cache_salt))
-        if not sequence.num_published:
-            return root
-        return self._content.store(root, self._pieces(sequence, 0, sequence.num_published))
-
-    def _publish_part(self, sequence: Sequence) -> None:
-        """Make a last block that is not whole findable, unless its tokens are so already."""
-        start, rest = divmod(sequence.num_computed, self.block_size)
-        if not (self.policy.enabled and self.policy.partial and rest):
-            return
-        parent = self._last_published(sequence)
-        piece = token_words(sequence.tokens[start * self.block_size : sequence.num_computed])
-        known = self._content.tree.best_partial(parent, piece, lambda node: True)
-        if known is None or known[1] < rest:
-            self._content.store(parent, [(piece, sequence.block_ids[start])])
-
-    def _root_key(self, salt: str) -> bytes:
-        if salt not in self._roots:
-            if len(self._roots) >= MAX_SALTS:  # bounded: salts come from clients
-                self._roots.clear()
-            self._roots[salt] = root_key(replace(self._scope, salt=salt or None))
-        return self._roots[salt]
