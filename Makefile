@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Newer than what it was installed from, or make installs again.
 STAMP := $(VENV)/.installed
+WHOLE := tests/end_to_end tests/faults
 PROTO := src/segue/cluster/rpc/serving.proto
 
 .PHONY: install serve test check bench-scheduler proto readme clean
@@ -32,15 +33,21 @@ $(STAMP): pyproject.toml constraints.txt
 serve: $(STAMP)
 	$(BIN)/segue serve $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
 
+# What starts whole deployments has the machine for itself; the rest runs on two cores at once.
 test: $(STAMP)
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(WHOLE))
+	$(BIN)/python -m pytest $(WHOLE)
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest $(ARGS)
+	$(MAKE) test
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m segue.bench.scheduler_bench

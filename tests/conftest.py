@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from segue.cluster.config import ModelConfig, cache_folder
 from segue.workers.models.folder import resolve_model
+
+# The same examples each time, however slow the machine: a red run is the change's doing.
+# `pytest --hypothesis-profile=default` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

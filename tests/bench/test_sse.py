@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from segue.bench.sse import MAX_EVENT_BYTES, EventReader
 
-LINE = st.text(st.characters(exclude_characters="\r\n"), min_size=1).map(str.encode)
+LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1).map(str.encode)
 EVENT = st.lists(LINE, min_size=1, max_size=3)
 
 

@@ -50,7 +50,7 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("address", [None, free_address()])
+@pytest.mark.parametrize("address", [None, free_address()], ids=["nowhere", "silent"])
 async def test_orphan_is_told_once_and_beats_no_more(address: str | None) -> None:
     told: list[str] = []
     async with asyncio.timeout(15):
