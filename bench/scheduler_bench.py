@@ -40,7 +40,7 @@ TOKEN = 5
 
 class SilentRunner:
     def execute(self, batch: PackedBatch) -> torch.Tensor:
-        raise NotImplementedError
+        raise AssertionError("InstantExecution answers before a runner is asked")
 
     def copy_blocks(self, operations: object) -> None:
         """There are no blocks behind the ids."""
