@@ -1,6 +1,6 @@
 """What gateway, prefill and decode workers say to each other about one attempt."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from segue.cluster.errors import AttemptFailed, FailureKind
 from segue.cluster.identity import AttemptId, Peer
@@ -44,7 +44,6 @@ class TokenDelta:
     finish: FinishReason | None = None
     failure: Failure | None = None
     cached_tokens: int = 0
-    instants: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,11 @@ class ReserveOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Blocks [first_block, first_block + len(block_ids)) of the prompt may be read now."""
+    """Blocks [first_block, first_block + len(block_ids)) of the prompt may be read now.
+
+    A reference to blocks is never ids alone: it names the source's incarnation, the generation of
+    its pool, and the attempt, and is checked against each of them.
+    """
 
     source: Peer
     attempt: AttemptId

@@ -1,4 +1,4 @@
-"""Who and what a message is about: workers by incarnation, attempts, and block references."""
+"""Who and what a message is about: workers by incarnation, and attempts at requests."""
 
 import secrets
 from dataclasses import dataclass
@@ -37,17 +37,3 @@ class AttemptId:
 
     def __str__(self) -> str:
         return f"{self.request_id}#{self.attempt}"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockReference:
-    """KV blocks at their source, valid only under one incarnation, generation and attempt.
-
-    `block_ids[i]` holds the tokens of logical block `first_block + i` of the sequence.
-    """
-
-    worker: WorkerIdentity
-    pool_generation: int
-    attempt: AttemptId
-    first_block: int
-    block_ids: tuple[int, ...]

@@ -136,7 +136,6 @@ def delta_to_pb(delta: TokenDelta) -> pb.TokenDelta:
         token_ids=delta.token_ids,
         finish=_FINISH_TO_PB[delta.finish],
         cached_tokens=delta.cached_tokens,
-        instants=delta.instants,
     )
     if delta.failure is not None:
         message.failure.CopyFrom(failure_to_pb(delta.failure))
@@ -151,7 +150,6 @@ def delta_from_pb(message: pb.TokenDelta) -> TokenDelta:
         _FINISH_FROM_PB[message.finish],
         failure_from_pb(message.failure) if message.HasField("failure") else None,
         message.cached_tokens,
-        dict(message.instants),
     )
 
 

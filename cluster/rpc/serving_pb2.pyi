@@ -139,29 +139,20 @@ class Failure(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class TokenDelta(_message.Message):
-    __slots__ = ("attempt", "position", "token_ids", "finish", "failure", "cached_tokens", "instants")
-    class InstantsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("attempt", "position", "token_ids", "finish", "failure", "cached_tokens")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    INSTANTS_FIELD_NUMBER: _ClassVar[int]
     attempt: AttemptId
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
     failure: Failure
     cached_tokens: int
-    instants: _containers.ScalarMap[str, float]
-    def __init__(self, attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., instants: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class StepFrame(_message.Message):
     __slots__ = ("sequence", "deltas")
