@@ -148,6 +148,10 @@ class EngineConfig(Section):
     copy_on_partial_reuse: bool = Field(
         default=True, description="by a copy of the block; else only of blocks nobody uses"
     )
+    kv_event_capacity: Annotated[int, Field(ge=0, le=2**20)] = Field(
+        default=0,
+        description="how many events of KV blocks (stored, removed, moved) are kept; 0: none",
+    )
     torch_threads: Annotated[int, Field(ge=1)] = 1
     trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=512, description="how many engine steps are remembered for `segue trace`"

@@ -6,6 +6,8 @@ Positions are absolute: prompt tokens are [0, P), the first produced token is at
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from segue.cluster.retention import Retention
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop token, or a stop string
@@ -53,6 +55,7 @@ class GenerationRequest:
     stop: StopRule
     cache_salt: str = ""
     priority: int = 0  # lower is earlier
+    retention: Retention = Retention()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from segue.cluster.errors import InvalidRequest
+from segue.cluster.retention import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_RANGES
 
 MAX_SEQUENCES = 128  # prompts x n of one request
 MAX_STOP_STRINGS = 32
@@ -29,6 +30,35 @@ class _Strict(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="allow", frozen=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+
+class _Exact(_Strict):
+    """Fields of our own: a misspelt one is refused, since no SDK adds any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+_Priority = Annotated[int, Field(ge=0, le=MAX_PRIORITY)]
+_Milliseconds = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+class TokenRangeRetention(_Exact):
+    """Prompt tokens [token_start, token_end); no end: to the prompt's."""
+
+    token_start: Annotated[int, Field(ge=0, lt=2**31)]
+    token_end: _Tokens | None = None
+    priority: _Priority
+    duration_ms: _Milliseconds | None = None
+
+
+class KVCacheRetention(_Exact):
+    """Names and meaning of TensorRT-LLM's KvCacheRetentionConfig."""
+
+    token_range_retention_configs: Annotated[
+        list[TokenRangeRetention], Field(max_length=MAX_RANGES)
+    ] = []
+    decode_retention_priority: _Priority = DEFAULT_PRIORITY
+    decode_duration_ms: _Milliseconds | None = None
 
 
 class StreamOptions(_Strict):
@@ -60,6 +90,7 @@ class GenerationBody(_Strict):
     priority: _Int32 | None = None
     request_id: Annotated[str, Field(pattern=REQUEST_ID_PATTERN)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    kv_cache_retention_config: KVCacheRetention | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None
     user: str | None = None

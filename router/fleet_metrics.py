@@ -46,6 +46,7 @@ COUNTERS = {
         "segue_kv_handoff_overlapped_bytes",
         "Of these, bytes that had arrived when the prompt's last chunk was computed.",
     ),
+    "kv_events": ("segue_kv_events", "Events of KV blocks, where they are kept."),
     "pauses": ("segue_sequence_pauses", "Sequences that gave up their KV for others."),
     "prefix_cache_queried_tokens": ("segue_prefix_cache_queries", "Context tokens looked up."),
     "prefix_cache_reused_tokens": ("segue_prefix_cache_hits", "Context tokens found."),

@@ -9,6 +9,7 @@ from typing import Any
 
 from segue.cluster.errors import InvalidRequest, ModelNotFound
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
+from segue.cluster.retention import Retention, RetentionRange
 from segue.router.api_types import MAX_STOP_CHARS, MAX_STOP_STRINGS, ChatBody, GenerationBody
 from segue.router.generation import ModelCard
 from segue.router.prompts import check_token_ids
@@ -60,6 +61,7 @@ def check_options(body: GenerationBody, card: ModelCard) -> None:
     if body.stop_token_ids:
         check_token_ids(body.stop_token_ids, card, "stop_token_ids")
     _stop_strings(body.stop)
+    _retention(body)
 
 
 def plan_requests(
@@ -69,6 +71,7 @@ def plan_requests(
     n = body.n or 1
     name = uuid.uuid4().hex  # never the client's: two requests must not meet in the workers
     eos = frozenset[int]() if body.ignore_eos else card.eos_token_ids
+    retention = _retention(body)
     requests: list[GenerationRequest] = []
     for first, prompt in zip(range(0, len(prompts) * n, n), prompts, strict=True):
         stop = StopRule(
@@ -86,6 +89,7 @@ def plan_requests(
                 stop=stop,
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
+                retention=retention,
             )
             for j in range(n)
         )
@@ -123,6 +127,27 @@ def _sampling(body: GenerationBody, card: ModelCard, seed: int) -> SamplingParam
 def _temperature(body: GenerationBody, card: ModelCard) -> float:
     value = card.default_temperature if body.temperature is None else body.temperature
     return 0.0 if value < _GREEDY_BELOW else value
+
+
+def _retention(body: GenerationBody) -> Retention:
+    """Raises InvalidRequest if its ranges are not in order."""
+    wanted = body.kv_cache_retention_config
+    if wanted is None:
+        return Retention()
+    return Retention(
+        tuple(
+            RetentionRange(
+                item.token_start, item.token_end, item.priority, _seconds(item.duration_ms)
+            )
+            for item in wanted.token_range_retention_configs
+        ),
+        wanted.decode_retention_priority,
+        _seconds(wanted.decode_duration_ms),
+    )
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _text_options(body: GenerationBody, eos: frozenset[int]) -> TextOptions:

@@ -213,6 +213,7 @@ class WorkerProcess:
             config.copy_on_partial_reuse,
             runner.num_host_blocks,
             config.offload_min_priority,
+            config.kv_event_capacity,
         )
         cache = KVCache(BlockPool(layout.num_blocks), config.block_size, scope, reuse)
         budget = StepBudget(

@@ -6,7 +6,7 @@ from enum import StrEnum
 from segue.cluster.handoff import Assignment
 from segue.cluster.identity import AttemptId, Peer
 from segue.cluster.request import GenerationRequest
-from segue.workers.kvcache.retention import Retention
+from segue.cluster.retention import Retention
 
 
 class Phase(StrEnum):
@@ -45,19 +45,20 @@ class Sequence:
     num_published: int = 0  # leading blocks whose content is findable or known elsewhere
     promised_blocks: int = 0  # still to be allocated under the admission guarantee
     last_key: bytes | None = None  # key of block num_published - 1
-    retention: Retention = Retention()
     num_drafts: int = 0  # speculative tokens that each of its steps carries beside the real one
     num_pauses: int = 0
     order: tuple[float, int] = (0.0, 0)  # its place in every queue of the scheduler
     row: int | None = None  # in the generation batch, which then knows its newest tokens
 
     request: GenerationRequest = field(init=False)
+    retention: Retention = field(init=False)
     attempt: AttemptId = field(init=False)
     num_prompt: int = field(init=False)
     num_context: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.request = self.assignment.request
+        self.retention = self.request.retention
         self.attempt = self.assignment.attempt_id
         self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]
         self.num_prompt = self.request.num_prompt_tokens

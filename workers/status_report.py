@@ -56,6 +56,7 @@ def report(
         "kv_bytes_read": receiver.transport.bytes_read,
         "prefix_cache_queried_tokens": cache.statistics.queried_tokens,
         "prefix_cache_reused_tokens": cache.statistics.reused_tokens,
+        "kv_events": cache.events.last_number if cache.events.is_on else 0,
         **{f"kv_blocks_{name}": getattr(cache.statistics, name) for name in BLOCK_COUNTS},
         **{f"attempts_ended_{name}": n for name, n in attempts.ended.items()},
         **{f"lease_{name.replace(' ', '_')}": n for name, n in leases.verdicts.items()},

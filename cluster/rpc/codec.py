@@ -16,7 +16,9 @@ from segue.cluster.handoff import (
 )
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
+from segue.cluster.retention import Retention
 from segue.cluster.rpc import serving_pb2 as pb
+from segue.cluster.rpc.retention_codec import retention_from_pb, retention_to_pb
 from segue.cluster.step_trace import StepReason, StepRecord, StepWork
 
 _FINISH_TO_PB = {None: pb.NOT_FINISHED, FinishReason.STOP: pb.STOP, FinishReason.LENGTH: pb.LENGTH}
@@ -86,6 +88,7 @@ def _request_to_pb(request: GenerationRequest) -> pb.Request:
         ),
         cache_salt=request.cache_salt,
         priority=request.priority,
+        retention=retention_to_pb(request.retention),
     )
 
 
@@ -104,6 +107,9 @@ def _request_from_pb(message: pb.Request) -> GenerationRequest:
         stop=StopRule(stop.max_tokens, stop.min_tokens, frozenset(stop.stop_token_ids)),
         cache_salt=message.cache_salt,
         priority=message.priority,
+        retention=(
+            retention_from_pb(message.retention) if message.HasField("retention") else Retention()
+        ),
     )
 
 

@@ -64,21 +64,45 @@ class StopRule(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class RetentionRange(_message.Message):
+    __slots__ = ("start", "end", "priority", "duration_seconds")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    priority: int
+    duration_seconds: float
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., priority: _Optional[int] = ..., duration_seconds: _Optional[float] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("ranges", "decode_priority", "decode_duration_seconds")
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DECODE_DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[RetentionRange]
+    decode_priority: int
+    decode_duration_seconds: float
+    def __init__(self, ranges: _Optional[_Iterable[_Union[RetentionRange, _Mapping]]] = ..., decode_priority: _Optional[int] = ..., decode_duration_seconds: _Optional[float] = ...) -> None: ...
+
 class Request(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "stop", "cache_salt", "priority")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "stop", "cache_salt", "priority", "retention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     stop: StopRule
     cache_salt: str
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("request", "attempt", "produced_token_ids", "gateway_id", "timeout_seconds")

@@ -8,7 +8,9 @@ from segue.cluster.errors import FailureKind, InvalidRequest
 from segue.cluster.handoff import Announcement, Assignment, Failure, Reservation, TokenDelta
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
+from segue.cluster.retention import Retention, RetentionRange
 from segue.cluster.rpc import codec, serving_pb2
+from segue.cluster.rpc.retention_codec import retention_from_pb
 
 names = st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable())
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)
@@ -24,6 +26,22 @@ samplings = st.builds(
     unit,
     st.integers(0, 2**64 - 1),
 )
+durations = st.none() | st.floats(0.001, 1e12)
+priorities = st.integers(0, 100)
+
+
+@st.composite
+def retentions(draw: st.DrawFn) -> Retention:
+    bounds = sorted(draw(st.sets(st.integers(0, 2**32 - 1), max_size=6)))
+    open_ended = len(bounds) % 2 == 1
+    ends = [*bounds[1::2], *([None] if open_ended else [])]
+    ranges = [
+        RetentionRange(start, end, draw(priorities), draw(durations))
+        for start, end in zip(bounds[::2], ends, strict=True)
+    ]
+    return Retention(tuple(ranges), draw(priorities), draw(durations))
+
+
 requests = st.builds(
     GenerationRequest,
     names,
@@ -37,6 +55,7 @@ requests = st.builds(
     ),
     names,
     st.integers(-(2**31), 2**31 - 1),
+    st.just(Retention()) | retentions(),
 )
 assignments = st.builds(Assignment, requests, st.integers(0, 100), tokens, names, st.floats(0, 1e9))
 failures = st.builds(Failure, st.sampled_from(FailureKind), names, st.booleans())
@@ -77,6 +96,12 @@ def test_announcement_round_trip(
     sent = Announcement(source, attempt, 7, first, blocks, sums, token)
     wire = codec.announcement_to_pb(source.identity, sent).SerializeToString()
     assert codec.announcement_from_pb(serving_pb2.AnnounceRequest.FromString(wire)) == sent
+
+
+def test_a_retention_that_makes_no_sense_is_refused() -> None:
+    message = serving_pb2.Retention(decode_priority=101)
+    with pytest.raises(InvalidRequest, match=r"priority lies in 0\.\.100"):
+        retention_from_pb(message)
 
 
 def test_incomplete_messages_name_what_is_missing() -> None:

@@ -8,10 +8,19 @@ import pytest
 from tests.router.conftest import EOS, Gateway, Step, saying
 
 from segue.cluster.request import FinishReason
+from segue.cluster.retention import Retention, RetentionRange
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = list(range(3, 2051))
+RETENTION = "kv_cache_retention_config"
+RANGES = f"{RETENTION}.token_range_retention_configs"
+
+
+def ranges(*items: dict[str, Any]) -> dict[str, Any]:
+    return {RETENTION: {"token_range_retention_configs": list(items)}}
+
+
 # (path suffix, fields added to a good body, the field that must be named)
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"temperature": 2.01}, "temperature"),
@@ -67,6 +76,31 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"cache_salt": "a/b"}, "cache_salt"),
     ("completions", {"cache_salt": "a" * 129}, "cache_salt"),
     ("completions", {"priority": 2**31}, "priority"),
+    ("completions", {RETENTION: 7}, RETENTION),
+    ("completions", {RETENTION: {"decode_priority": 5}}, f"{RETENTION}.decode_priority"),
+    (
+        *("completions", {RETENTION: {"decode_retention_priority": 101}}),
+        f"{RETENTION}.decode_retention_priority",
+    ),
+    ("completions", {RETENTION: {"decode_duration_ms": 0}}, f"{RETENTION}.decode_duration_ms"),
+    ("completions", ranges({"token_start": 0}), f"{RANGES}.0.priority"),
+    ("completions", ranges({"token_start": -1, "priority": 5}), f"{RANGES}.0.token_start"),
+    ("completions", ranges({"token_start": 0, "priority": -1}), f"{RANGES}.0.priority"),
+    ("completions", ranges({"token_start": 0, "priority": 5.5}), f"{RANGES}.0.priority"),
+    (
+        *("completions", ranges({"token_start": 0, "priority": 5, "duration_ms": "1"})),
+        f"{RANGES}.0.duration_ms",
+    ),
+    (
+        *("completions", ranges(*({"token_start": i, "priority": 5} for i in range(33)))),
+        RANGES,
+    ),
+    ("completions", ranges({"token_start": 9, "token_end": 9, "priority": 5}), RETENTION),
+    (
+        *("completions", ranges(*({"token_start": i, "priority": 5} for i in (0, 4)))),
+        RETENTION,
+    ),
+    ("chat/completions", ranges({"token_start": 9, "token_end": 4, "priority": 5}), RETENTION),
     ("completions", {"request_id": "a b"}, "request_id"),
     ("completions", {"model": 7}, "model"),
     ("completions", {"logprobs": 0}, "logprobs"),
@@ -212,6 +246,30 @@ async def test_neutral_values_and_unknown_fields_are_let_through(gateway: Gatewa
     for request in gateway.generator.requests:
         assert request.cache_salt == "tenant-1" and request.priority == -3
         assert request.sampling.top_k == 0 and request.sampling.seed == 2**64 - 5
+
+
+async def test_what_shall_be_kept_reaches_the_workers(gateway: Gateway) -> None:
+    """As TensorRT-LLM's clients write it, with times in milliseconds."""
+    gateway.play(saying(19556, EOS))
+    fields: dict[str, Any] = {
+        RETENTION: {
+            "token_range_retention_configs": [
+                {"token_start": 0, "token_end": 64, "priority": 80, "duration_ms": 1500},
+                {"token_start": 64, "token_end": None, "priority": 0},
+            ],
+            "decode_retention_priority": 5,
+            "decode_duration_ms": 30_000,
+        }
+    }
+    assert (await gateway.complete(**fields)).status_code == 200
+    assert (await gateway.chat(**fields)).status_code == 200
+    assert (await gateway.chat(**{RETENTION: None})).status_code == 200
+    assert (await gateway.chat(**{RETENTION: {}})).status_code == 200
+    kept = Retention((RetentionRange(0, 64, 80, 1.5), RetentionRange(64, None, 0)), 5, 30.0)
+    assert [request.retention for request in gateway.generator.requests] == [
+        *(kept, kept),
+        *(Retention(), Retention()),
+    ]
 
 
 async def test_unknown_routes_and_methods(gateway: Gateway) -> None:

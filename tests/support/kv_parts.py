@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from engine_parts import make_sequence
 
 from segue.cluster.block_hash import KeyScope
+from segue.cluster.retention import Retention
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.retention import Retention
 from segue.workers.sequence import Sequence as TokenSequence
 
 B = 4

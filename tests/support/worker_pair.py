@@ -22,6 +22,7 @@ from segue.cluster.fleet import FleetView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
 from segue.cluster.launcher import StaticLocator
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
+from segue.cluster.retention import Retention
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.cluster.rpc.server import RpcServer, start_server
 from segue.cluster.rpc.worker_client import WorkerClient
@@ -134,6 +135,7 @@ class Pair:
         max_tokens: int,
         *,
         stop: frozenset[int] = frozenset(),
+        retention: Retention | None = None,
         on_token: Callable[[Answer], None] | None = None,
     ) -> Answer:
         answer = Answer()
@@ -142,6 +144,7 @@ class Pair:
             tuple(prompt),
             SamplingParams(temperature=0.0),
             StopRule(max_tokens, 0, stop),
+            retention=retention or Retention(),
         )
         async with aclosing(self.journeys.generate(request)) as events:
             async for event in events:

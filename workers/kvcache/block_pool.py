@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from segue.cluster.retention import DEFAULT_PRIORITY
 from segue.workers.kvcache.eviction import EvictionQueue
-from segue.workers.kvcache.retention import DEFAULT_PRIORITY
 
 
 class BlockState(StrEnum):

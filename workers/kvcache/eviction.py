@@ -7,7 +7,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from segue.workers.kvcache.retention import DEFAULT_PRIORITY, MAX_PRIORITY
+from segue.cluster.retention import DEFAULT_PRIORITY, MAX_PRIORITY
 
 
 class EvictionQueue:

@@ -3,9 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
+from segue.cluster.retention import DEFAULT_PRIORITY
 from segue.workers.kvcache.eviction import EvictionQueue
 from segue.workers.kvcache.radix_tree import Node
-from segue.workers.kvcache.retention import DEFAULT_PRIORITY
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ block it was promised. Idle cached blocks are available, hence give no credit.
 from collections.abc import Iterable
 
 from segue.cluster.block_hash import KeyScope
+from segue.cluster.retention import DEFAULT_PRIORITY, Retention
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.kvcache.block_pool import BlockPool, BlockState
 from segue.workers.kvcache.content_index import ContentIndex
@@ -16,7 +17,6 @@ from segue.workers.kvcache.policy import ReusePolicy
 from segue.workers.kvcache.prefix_match import PrefixMatch, match_prefix
 from segue.workers.kvcache.publication import Publication
 from segue.workers.kvcache.radix_tree import Node
-from segue.workers.kvcache.retention import DEFAULT_PRIORITY, Retention
 from segue.workers.kvcache.statistics import CacheStatistics
 from segue.workers.sequence import Sequence
 

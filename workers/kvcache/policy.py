@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from segue.workers.kvcache.retention import DEFAULT_PRIORITY, MAX_PRIORITY
+from segue.cluster.retention import DEFAULT_PRIORITY, MAX_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

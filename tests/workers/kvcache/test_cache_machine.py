@@ -14,12 +14,12 @@ from kv_memory import Content, KVMemory
 
 from segue.cluster.block_hash import KeyScope, root_key
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.events import BlockIndex
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
 from segue.workers.kvcache.radix_tree import Node
-from segue.workers.kvcache.retention import Retention, RetentionRange
 from segue.workers.sequence import Sequence
 
 B = 3

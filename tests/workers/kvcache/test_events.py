@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from kv_parts import SCOPE, B, begin, compute, make_cache, serve
 
 from segue.cluster.block_hash import block_keys, root_key
+from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.events import (
     BlockIndex,
     EventLog,
@@ -18,7 +19,6 @@ from segue.workers.kvcache.events import (
 )
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.retention import Retention, RetentionRange
 
 ROOT = root_key(SCOPE)
 

@@ -4,10 +4,10 @@ import pytest
 from engine_parts import make_sequence
 from kv_parts import B, begin, compute, make_cache, run_copies, serve
 
+from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.block_operations import CopyBlock, OffloadBlock, OnboardBlock
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.retention import Retention, RetentionRange
 
 ONE, TWO, THREE = [1] * B, [2] * B, [3] * B
 

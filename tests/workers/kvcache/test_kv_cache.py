@@ -8,8 +8,8 @@ from kv_parts import SCOPE, B, begin, compute, make_cache, serve
 
 from segue.cluster.block_hash import block_keys, root_key
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.block_pool import BlockState
-from segue.workers.kvcache.retention import Retention, RetentionRange
 
 SOURCE = Peer(WorkerIdentity("prefill-0", "aa"), "127.0.0.1:1")
 

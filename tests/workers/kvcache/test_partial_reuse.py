@@ -4,11 +4,11 @@ import pytest
 from engine_parts import make_sequence
 from kv_parts import B, begin, compute, make_cache, run_copies, serve
 
+from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.block_operations import CopyBlock
 from segue.workers.kvcache.block_pool import BlockState
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.retention import Retention, RetentionRange
 from segue.workers.sequence import Sequence
 
 

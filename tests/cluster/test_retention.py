@@ -3,7 +3,7 @@
 import pytest
 
 from segue.cluster.errors import InvalidRequest
-from segue.workers.kvcache.retention import BlockRetention, Retention, RetentionRange
+from segue.cluster.retention import BlockRetention, Retention, RetentionRange
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_answers_have_a_priority_of_their_own() -> None:
 def test_ranges_that_do_not_make_sense_are_refused(ranges: list[tuple[int, int, int]]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Retention(tuple(RetentionRange(*item) for item in ranges))
-    assert caught.value.param == "retention"
+    assert caught.value.param == "kv_cache_retention_config"
 
 
 def test_the_answers_priority_is_checked_too() -> None:

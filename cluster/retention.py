@@ -6,6 +6,8 @@ from segue.cluster.errors import InvalidRequest
 
 DEFAULT_PRIORITY = 35
 MAX_PRIORITY = 100
+MAX_RANGES = 32  # every block is compared with each of them
+FIELD = "kv_cache_retention_config"  # the public field that it comes from
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,16 @@ class Retention:
     decode_duration: float | None = None
 
     def __post_init__(self) -> None:
+        if len(self.ranges) > MAX_RANGES:
+            raise _invalid(f"at most {MAX_RANGES} token ranges, got {len(self.ranges)}")
         previous_end: int | None = 0
         for item in self.ranges:
             _check_priority(item.priority)
             _check_duration(item.duration)
             if previous_end is None or item.start < previous_end:
-                raise InvalidRequest(
-                    "retention ranges must be sorted and disjoint, only the last one open",
-                    param="retention",
-                )
+                raise _invalid("token ranges must be sorted and disjoint, only the last one open")
             if item.end is not None and item.end <= item.start:
-                raise InvalidRequest(
-                    f"retention range [{item.start}, {item.end}) is empty", param="retention"
-                )
+                raise _invalid(f"token range [{item.start}, {item.end}) is empty")
             previous_end = item.end
         _check_priority(self.decode_priority)
         _check_duration(self.decode_duration)
@@ -64,13 +63,13 @@ class Retention:
 
 def _check_priority(priority: int) -> None:
     if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(
-            f"a retention priority lies in 0..{MAX_PRIORITY}, got {priority}", param="retention"
-        )
+        raise _invalid(f"a priority lies in 0..{MAX_PRIORITY}, got {priority}")
 
 
 def _check_duration(duration: float | None) -> None:
     if duration is not None and not duration > 0:
-        raise InvalidRequest(
-            f"a retention duration must be positive, got {duration}", param="retention"
-        )
+        raise _invalid(f"a duration must be positive, got {duration}")
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(f"{FIELD}: {message}", param=FIELD)
