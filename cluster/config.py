@@ -211,7 +211,19 @@ class ControlConfig(Section):
     suspect_after_s: Annotated[float, Field(gt=0)] = Field(
         default=2.5, description="a silent worker gets no new requests after this long"
     )
-    start_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    start_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=300.0,
+        description="a worker that is not ready this long after its process began is replaced",
+    )
+    stalled_after_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0,
+        description="a worker in which something has not moved for so long, though it has work, "
+        "gets no new requests until it moves",
+    )
+    wedged_after_s: Annotated[float, Field(gt=0)] = Field(
+        default=180.0,
+        description="and is replaced after this long; must exceed the longest step of the engine",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -219,6 +231,11 @@ class ControlConfig(Section):
             raise ValueError(
                 "heartbeat_s < suspect_after_s <= dead_after_s must hold, got "
                 f"{self.heartbeat_s}, {self.suspect_after_s}, {self.dead_after_s}"
+            )
+        if self.stalled_after_s > self.wedged_after_s:
+            raise ValueError(
+                f"wedged_after_s ({self.wedged_after_s}) must not be below stalled_after_s "
+                f"({self.stalled_after_s})"
             )
         return self
 

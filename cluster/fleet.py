@@ -1,5 +1,6 @@
 """The fleet as the controller tells it to gateways: every worker and every pool, at one instant."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,6 +22,24 @@ class WorkerState(StrEnum):
     DEAD = "dead"
 
 
+class DeathCause(StrEnum):
+    """Why a life ended, in the few words that a metric may have."""
+
+    EXITED = "exited"  # its process is gone: it left, crashed, or was killed
+    SILENT = "silent"  # no heartbeat: its process is stopped, cut off, or its event loop hangs
+    WEDGED = "wedged"  # it beats, but something in it has not moved for too long
+    FAILED = "failed"  # it beats, but a thread that it needs has ended
+    NOT_STARTED = "not_started"  # no process came, or it was not ready in time
+    REFUSED = "refused"  # it does not fit the fleet
+    REPLACED = "replaced"  # another life took its place
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    cause: DeathCause
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One life of one worker. `peer` is None until it has registered."""
@@ -34,6 +53,9 @@ class WorkerView:
     peer: Peer | None = None
     pid: int = 0
     status: WorkerStatus | None = None
+    restarts: int = 0  # lives before this one, as far as this controller knows
+    last_end: str = ""  # why the newest of the ended lives ended
+    deaths: Mapping[DeathCause, int] = field(default_factory=dict)  # of all its lives
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ It never starts or kills anything and never compares addresses. `now` is any mon
 seconds and must not go back between calls.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from segue.cluster.config import ControlConfig, Role
 from segue.cluster.errors import StaleReference
 from segue.cluster.fleet import (
+    DeathCause,
+    Ending,
     FleetView,
     PoolView,
     Registration,
@@ -21,6 +23,7 @@ from segue.cluster.fleet import (
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
+STALLED = "stalled"  # how the reason of such a suspicion begins
 MAX_RETIRED = 1024  # incarnations remembered as dead; a zombie older than that is merely unknown
 
 
@@ -32,6 +35,15 @@ class _Record:
     fingerprint: dict[str, str]
 
 
+@dataclass(slots=True)
+class _Past:
+    """What became of the lives of one worker_id."""
+
+    lives: int = 0
+    last_end: str = ""
+    deaths: Counter[DeathCause] = field(default_factory=Counter)
+
+
 class Registry:
     """At most one life of each worker_id is not dead; a dead life never comes back."""
 
@@ -40,6 +52,7 @@ class Registry:
         self._incarnation = incarnation
         self._records: dict[str, _Record] = {}  # the newest life of each worker_id
         self._retired: deque[WorkerIdentity] = deque(maxlen=MAX_RETIRED)
+        self._past: dict[str, _Past] = {}
         self._sequence = 0
         self.changes = 0  # grows with every change that routing must learn of
 
@@ -47,10 +60,9 @@ class Registry:
         """A new life was launched and will register; an earlier one is dead from now on."""
         if identity in self._retired:
             raise StaleReference(f"{identity} is dead already")
-        self._supersede(identity)
+        self._supersede(identity, now)
         view = WorkerView(identity, pool, role, WorkerState.STARTING)
-        self._records[identity.worker_id] = _Record(view, now, now, {})
-        self.changes += 1
+        self._record(_Record(view, now, now, {}))
 
     def explain(self, identity: WorkerIdentity, reason: str) -> None:
         """Say what a starting worker is waiting for."""
@@ -66,9 +78,9 @@ class Registry:
             return RegistrationVerdict(False, f"{identity} was declared dead")
         if difference := self._difference(registration):
             if self._living(identity):
-                self.bury(identity, difference, now)
+                self.bury(identity, difference, now, DeathCause.REFUSED)
             return RegistrationVerdict(False, difference)
-        self._supersede(identity)
+        self._supersede(identity, now)
         known = self._living(identity)
         state = WorkerState.READY
         if known and known.view.state is WorkerState.DRAINING:
@@ -83,27 +95,39 @@ class Registry:
             pid=registration.pid,
         )
         since = known.since if known and known.view.state is state else now
-        self._records[identity.worker_id] = _Record(view, since, now, registration.fingerprint)
-        self.changes += 1
+        self._record(_Record(view, since, now, registration.fingerprint))
         return RegistrationVerdict(True)
 
     def beat(self, identity: WorkerIdentity, status: WorkerStatus, now: float) -> bool:
-        """Take a heartbeat. False: nobody of that name is registered; register (again)."""
+        """Take a heartbeat. False: nobody of that name is registered; register (again).
+
+        What has failed, or has been stuck for too long, is dead though it beats.
+        """
         record = self._living(identity)
         if record is None or record.view.state is WorkerState.STARTING:
             return False
         record.last_beat = now
         record.view = replace(record.view, status=status)
-        if record.view.state is WorkerState.DRAINING:
+        if (ending := self._hopeless(status)) is not None:
+            self.bury(identity, ending.reason, now, ending.cause)
+        elif record.view.state is WorkerState.DRAINING:
             return True
-        if status.condition is WorkerCondition.STALLED:
-            idle = f"no step for {status.seconds_since_step:.1f} s"
-            self._enter(record, WorkerState.SUSPECT, f"stalled: {idle}", now)
+        elif status.condition is WorkerCondition.STALLED:
+            if not record.view.reason.startswith(STALLED):  # the first account of it stays
+                self._enter(record, WorkerState.SUSPECT, f"{STALLED}: {status.cause}", now)
         elif status.condition is WorkerCondition.DRAINING:
             self._enter(record, WorkerState.DRAINING, "the worker is draining", now)
         else:
             self._enter(record, WorkerState.READY, "", now)
-        return True
+        return record.view.state is not WorkerState.DEAD
+
+    def _hopeless(self, status: WorkerStatus) -> Ending | None:
+        if status.condition is WorkerCondition.FAILED:
+            return Ending(DeathCause.FAILED, f"failed: {status.cause}")
+        is_stalled = status.condition is WorkerCondition.STALLED
+        if is_stalled and status.stuck_seconds >= self._control.wedged_after_s:
+            return Ending(DeathCause.WEDGED, f"wedged: {status.cause}")
+        return None
 
     def disconnect(self, identity: WorkerIdentity, now: float) -> None:
         """The heartbeat stream broke: no new requests until it beats again."""
@@ -116,10 +140,19 @@ class Registry:
         if record and record.view.state in (WorkerState.READY, WorkerState.SUSPECT):
             self._enter(record, WorkerState.DRAINING, reason, now)
 
-    def bury(self, identity: WorkerIdentity, reason: str, now: float) -> None:
+    def bury(
+        self,
+        identity: WorkerIdentity,
+        reason: str,
+        now: float,
+        cause: DeathCause = DeathCause.EXITED,
+    ) -> None:
         """That life is over; anything it still says is refused."""
         record = self._living(identity)
         if record:
+            past = self._past[identity.worker_id]
+            past.deaths[cause] += 1
+            past.last_end = reason
             self._enter(record, WorkerState.DEAD, reason, now)
             self._retired.append(identity)
         elif identity not in self._retired and not self.knows(identity):
@@ -129,7 +162,7 @@ class Registry:
         """Drop a dead worker that will not be replaced."""
         record = self._records.get(worker_id)
         if record and record.view.state is WorkerState.DEAD:
-            del self._records[worker_id]
+            del self._records[worker_id], self._past[worker_id]
             self.changes += 1
 
     def tick(self, now: float) -> None:
@@ -139,7 +172,8 @@ class Registry:
             if state in (WorkerState.STARTING, WorkerState.DEAD):
                 continue
             if silent >= self._control.dead_after_s:
-                self.bury(record.view.identity, f"silent for {silent:.1f} s", now)
+                reason = f"silent for {silent:.1f} s"
+                self.bury(record.view.identity, reason, now, DeathCause.SILENT)
             elif silent >= self._control.suspect_after_s and state is WorkerState.READY:
                 self._enter(record, WorkerState.SUSPECT, f"silent for {silent:.1f} s", now)
 
@@ -153,12 +187,19 @@ class Registry:
         record = self._records.get(worker_id)
         return record.view if record else None
 
+    def _shown(self, record: _Record, now: float) -> WorkerView:
+        past = self._past[record.view.identity.worker_id]
+        return replace(
+            record.view,
+            state_seconds=max(0.0, now - record.since),
+            restarts=past.lives - 1,
+            last_end=past.last_end,
+            deaths=dict(past.deaths),
+        )
+
     def snapshot(self, pools: Iterable[PoolView], now: float) -> FleetView:
         self._sequence += 1
-        workers = tuple(
-            replace(record.view, state_seconds=max(0.0, now - record.since))
-            for _, record in sorted(self._records.items())
-        )
+        workers = tuple(self._shown(record, now) for _, record in sorted(self._records.items()))
         return FleetView(self._sequence, self._incarnation, workers, tuple(pools))
 
     def _living(self, identity: WorkerIdentity) -> _Record | None:
@@ -167,10 +208,17 @@ class Registry:
             return None
         return None if record.view.state is WorkerState.DEAD else record
 
-    def _supersede(self, identity: WorkerIdentity) -> None:
+    def _supersede(self, identity: WorkerIdentity, now: float) -> None:
         old = self._records.get(identity.worker_id)
         if old and old.view.identity != identity and old.view.state is not WorkerState.DEAD:
-            self._retired.append(old.view.identity)
+            self.bury(old.view.identity, "another life took its place", now, DeathCause.REPLACED)
+
+    def _record(self, record: _Record) -> None:
+        identity = record.view.identity
+        if not self.knows(identity):
+            self._past.setdefault(identity.worker_id, _Past()).lives += 1
+        self._records[identity.worker_id] = record
+        self.changes += 1
 
     def _difference(self, registration: Registration) -> str:
         """Name what sets a worker apart from the fleet: all must be able to share KV blocks."""
@@ -190,7 +238,7 @@ class Registry:
     def _enter(self, record: _Record, state: WorkerState, reason: str, now: float) -> None:
         if record.view.state is not state:
             record.since = now
-        elif record.view.reason == reason or state is WorkerState.SUSPECT:
-            return  # the first reason for a suspicion stays
+        elif record.view.reason == reason:
+            return
         record.view = replace(record.view, state=state, reason=reason)
         self.changes += 1

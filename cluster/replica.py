@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from segue.cluster.change_bell import ChangeBell
 from segue.cluster.errors import SegueError
-from segue.cluster.fleet import WorkerState
+from segue.cluster.fleet import DeathCause, Ending, WorkerState
 from segue.cluster.identity import WorkerIdentity, new_incarnation
 from segue.cluster.launcher import Launcher, LaunchState, Probe, WorkerSpec
 from segue.cluster.registry import Registry
@@ -53,20 +53,20 @@ class Replica:
         """Never returns. `survivor` is a life that an earlier controller started."""
         identity = survivor
         while True:
-            reason = ""
+            ending: Ending | None = None
             if identity is None:
-                identity, reason = await self._launch()
+                identity, ending = await self._launch()
             self._ready_since = None
-            reason = reason or await self._outlive(identity)
+            ending = ending or await self._outlive(identity)
             ready_for = time.monotonic() - (self._ready_since or time.monotonic())
             self._failures = 0 if ready_for >= SETTLED_AFTER_S else self._failures + 1
-            logger.warning("%s is dead: %s", identity, reason)
-            await self._end(identity, reason)
-            await self._pause(reason)
+            logger.warning("%s is dead (%s): %s", identity, ending.cause, ending.reason)
+            await self._end(identity, ending)
+            await self._pause(ending.reason)
             identity = None
 
-    async def _launch(self) -> tuple[WorkerIdentity, str]:
-        """Start the next life; also return why that was impossible, or nothing."""
+    async def _launch(self) -> tuple[WorkerIdentity, Ending | None]:
+        """Start the next life; also return why that was impossible, or None."""
         identity = WorkerIdentity(self.worker_id, new_incarnation())
         spec = self._specify(identity)
         self._registry.expect(identity, spec.pool, spec.role, time.monotonic())
@@ -75,31 +75,32 @@ class Replica:
         try:
             await self._launcher.start(spec)
         except SegueError as error:
-            return identity, f"could not be started: {error}"
-        return identity, ""
+            return identity, Ending(DeathCause.NOT_STARTED, f"could not be started: {error}")
+        return identity, None
 
-    async def _outlive(self, identity: WorkerIdentity) -> str:
-        """Return, with the reason, once that life is over or must be ended."""
+    async def _outlive(self, identity: WorkerIdentity) -> Ending:
+        """Return, with the cause, once that life is over or must be ended."""
         start_deadline = time.monotonic() + self._start_timeout_s
         while True:
             rung = self._bell.rung
             view = self._registry.newest(self.worker_id)
             if view is None or view.identity != identity:
-                return "another life took its place"
+                return Ending(DeathCause.REPLACED, "another life took its place")
             if view.state is WorkerState.DEAD:
-                return view.reason
+                return Ending(DeathCause.EXITED, view.reason)  # the registry has the true cause
             if view.state is WorkerState.READY:
                 self._ready_since = self._ready_since or time.monotonic()
             else:
                 probe = await self._probe(identity)
                 if probe.state is LaunchState.GONE:
-                    return probe.reason or "its process is gone"
+                    return Ending(DeathCause.EXITED, probe.reason or "its process is gone")
                 if view.state is WorkerState.STARTING:
                     self._registry.explain(identity, probe.reason)
                     if probe.state is LaunchState.PENDING:  # waiting for a node is no failure
                         start_deadline = time.monotonic() + self._start_timeout_s
                     elif time.monotonic() > start_deadline:
-                        return f"did not register within {self._start_timeout_s:.0f} s"
+                        late = f"was not ready within {self._start_timeout_s:g} s of its start"
+                        return Ending(DeathCause.NOT_STARTED, late)
             await self._bell.wait_past(rung, PROBE_INTERVAL_S)
 
     async def _probe(self, identity: WorkerIdentity) -> Probe:
@@ -109,9 +110,9 @@ class Replica:
         except (TimeoutError, SegueError) as error:
             return Probe(LaunchState.UNKNOWN, f"launcher does not answer: {error}")
 
-    async def _end(self, identity: WorkerIdentity, reason: str) -> None:
+    async def _end(self, identity: WorkerIdentity, ending: Ending) -> None:
         """Routing stops at once; the next life begins when this one is proven gone."""
-        self._registry.bury(identity, reason, time.monotonic())
+        self._registry.bury(identity, ending.reason, time.monotonic(), ending.cause)
         self._bell.ring()
         try:
             async with asyncio.timeout(KILL_TIMEOUT_S):

@@ -11,7 +11,8 @@ class WorkerCondition(StrEnum):
 
     READY = "ready"
     DRAINING = "draining"  # finishes what it has, takes nothing new
-    STALLED = "stalled"  # has work but completed no step lately
+    STALLED = "stalled"  # something that has work has not moved lately; it may still
+    FAILED = "failed"  # a thread that it can not do without has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,4 +25,5 @@ class WorkerStatus:
     gauges: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     transport: str = ""
-    seconds_since_step: float = 0.0
+    cause: str = ""  # what stalls or failed, and what it was doing
+    stuck_seconds: float = 0.0  # how long that has not moved

@@ -30,6 +30,8 @@ class FleetLog:
             what = f"{worker.identity.worker_id} {worker.state.value}"
             if worker.state is WorkerState.READY:
                 what += f" (pid {worker.pid})"
+            elif worker.state is WorkerState.STARTING and worker.restarts:
+                what += f" (restart {worker.restarts}; before: {worker.last_end})"
             level = logging.WARNING if worker.state in _LOUD else logging.INFO
             logger.log(level, "%s", what + (f": {worker.reason}" if worker.reason else ""))
         current = {worker.identity for worker in view.workers}

@@ -15,6 +15,7 @@ from segue.deploy.user_errors import told_to_the_user
 
 TABLE_WIDTH = 180  # where no terminal says how wide it is
 NOT_READY_EXIT = 1
+SLOW_LOOP_SECONDS = 0.5
 _STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "dead": "red"}
 
 
@@ -55,6 +56,9 @@ def render(report: dict[str, Any]) -> list[Table | str]:
     if trouble := report.get("controller", {}).get("trouble"):
         age = report["controller"]["view_age_seconds"]
         parts.append(f"[yellow]controller not heard of for {age:.0f} s[/]: {escape(trouble)}")
+    lag = report.get("gateway", {}).get("event_loop_lag_seconds", 0.0)
+    if lag >= SLOW_LOOP_SECONDS:
+        parts.append(f"[yellow]the gateway's event loop was late by {lag:.1f} s lately[/]")
     return parts
 
 
@@ -75,6 +79,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table(title="Workers", title_justify="left")
     for name in ("worker", "role", "state", "since", "pid"):
         table.add_column(name)
+    table.add_column("restarts", justify="right")
     for name in ("running", "waiting", "free", "cached", "owned", "leased", "landing", "total"):
         table.add_column(name, justify="right")
     for name in ("transport", "moved", "reason"):
@@ -88,6 +93,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             f"[{style}]{worker['state']}[/]" if style else worker["state"],
             duration(worker["state_seconds"]),
             str(worker["pid"] or ""),
+            str(worker["restarts"]),
             _number(gauges, "running_requests"),
             _number(gauges, "waiting_requests"),
             *(
@@ -96,9 +102,15 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             ),
             worker["transport"] or "",
             size(counters.get("kv_bytes_read")),
-            escape(worker["reason"]),
+            escape(_why(worker)),
         )
     return table
+
+
+def _why(worker: dict[str, Any]) -> str:
+    """Why it is in this state, or else how its last life ended."""
+    reason, last_end = str(worker["reason"]), worker["last_end"]
+    return reason or (f"last life: {last_end}" if last_end else "")
 
 
 def _number(values: dict[str, float], name: str) -> str:

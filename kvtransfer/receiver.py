@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from segue.cluster.errors import TransferError
+from segue.cluster.thread_pulse import ThreadPulse
 from segue.kvtransfer.checksum import block_checksums
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.plan import plan_blocks
@@ -65,6 +66,7 @@ class Receiver:
         self._stopping = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
+        self.pulse = ThreadPulse(self._thread, clock)
 
     # -- from other threads ------------------------------------------------------------------
 
@@ -132,26 +134,33 @@ class Receiver:
     # -- in the transfer thread --------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                if not self._queue and not self._stopping:
-                    self._wake.wait(self._pause())
-                if self._stopping:
-                    break
-                work = list(self._queue)
-                self._queue.clear()
-            for item in work:
-                try:
-                    item()
-                except Exception:  # of `_forget`; the other kinds of work tell their caller
-                    logger.exception("the transfer thread could not do what it was asked")
-            try:
-                self._advance()
-            except Exception:  # the transport itself broke: no read can be trusted
-                logger.exception("the transport failed")
-                self._fail_all("the transport failed")
-        self._fail_all("the worker stops")
+        with self.pulse:
+            while self._round():
+                pass
+        self._fail_all(self.pulse.fault or "the worker stops")
         self.transport.close()
+
+    def _round(self) -> bool:
+        with self._wake:
+            if not self._queue and not self._stopping:
+                self.pulse.rest()
+                self._wake.wait(self._pause())
+            if self._stopping:
+                return False
+            self.pulse.begin()
+            work = list(self._queue)
+            self._queue.clear()
+        for item in work:
+            try:
+                item()
+            except Exception:  # of `_forget`; the other kinds of work tell their caller
+                logger.exception("the transfer thread could not do what it was asked")
+        try:
+            self._advance()
+        except Exception:  # the transport itself broke: no read can be trusted
+            logger.exception("the transport failed")
+            self._fail_all("the transport failed")
+        return True
 
     def _pause(self) -> float:
         if self._serving or any(not read.verified.done() for read in self._reads):

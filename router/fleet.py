@@ -10,7 +10,11 @@ STALE_AFTER_SECONDS = 10.0  # a view this old is told as such; its workers are u
 
 def readiness(view: FleetView, age_seconds: float, trouble: str = "") -> Readiness:
     """Ready with a prefill and a decode worker, or with one that is both."""
-    details = {pool.name: f"{pool.ready} of {pool.desired} ready" for pool in view.pools}
+    details = {
+        pool.name: f"{pool.ready} of {pool.desired} ready"
+        + (f": {pool.reason}" if pool.reason else "")
+        for pool in view.pools
+    }
     if age_seconds > STALE_AFTER_SECONDS:
         told = f": {trouble}" if trouble else ""
         details["controller"] = f"not heard of for {age_seconds:.0f} s{told}"
@@ -67,6 +71,9 @@ def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
         "reason": worker.reason,
         "state_seconds": round(worker.state_seconds + age_seconds, 1),
         "pid": worker.pid,
+        "restarts": worker.restarts,
+        "last_end": worker.last_end,
+        "deaths": {cause.value: count for cause, count in worker.deaths.items()},
         "address": worker.peer.address if worker.peer else None,
         "transport": status.transport if status else None,
         "gauges": status.gauges if status else {},

@@ -26,6 +26,10 @@ GAUGES = {
         "segue_num_requests_waiting",
         "Attempts that wait for credit, blocks, a slot, or their reader's release.",
     ),
+    "event_loop_lag_seconds": (
+        "segue_worker_event_loop_lag_seconds",
+        "Greatest lag of a worker's event loop in the last 15 s.",
+    ),
     "leases": ("segue_kv_leases", "Leases that readers hold on this worker's blocks."),
     "reads_in_flight": ("segue_kv_reads_in_flight", "Reads from peers that have not ended."),
     "kv_blocks_total": ("segue_kv_blocks_capacity", "Blocks of the KV-cache."),
@@ -101,6 +105,7 @@ class _Fleet(Collector):
         yield from self._pools()
         living = [w for w in self._view.workers if w.state is not WorkerState.DEAD]
         yield from self._workers(living)
+        yield from self._lives(self._view.workers)
         yield from self._journey()
 
     def _pools(self) -> Iterator[Metric]:
@@ -138,6 +143,23 @@ class _Fleet(Collector):
             _add(families, labels, worker.status.counters, COUNTERS, COUNTER_FAMILIES)
         yield from families.values()
         yield transport
+
+    def _lives(self, workers: Iterable[WorkerView]) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "segue_worker_restarts", "Lives of a worker before the present one.", labels=LABELS
+        )
+        deaths = CounterMetricFamily(
+            "segue_worker_deaths",
+            "Lives of a worker that ended, by cause.",
+            labels=(*LABELS, "cause"),
+        )
+        for worker in workers:
+            labels = (self._model_name, worker.pool, worker.role, worker.identity.worker_id)
+            restarts.add_metric(labels, worker.restarts)
+            for cause, count in worker.deaths.items():
+                deaths.add_metric((*labels, cause.value), count)
+        yield restarts
+        yield deaths
 
     def _journey(self) -> Iterator[Metric]:
         rungs = CounterMetricFamily(

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 import segue
 from segue.cluster.config import GatewayConfig
+from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
 from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
 from segue.router.api_keys import ApiKeyLayer, load_api_keys
@@ -69,11 +70,19 @@ def create_app(
         status=status,
         trace=trace,
         keep_alive_seconds=keep_alive_seconds,
+        lag=LoopLag(),
+    )
+    service.metrics.gauge(
+        "segue_gateway_event_loop_lag_seconds",
+        "Greatest lag of the gateway's event loop in the last 15 s",
+        lambda: service.lag.seconds,
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.lag.start()
         yield
+        service.lag.stop()
         threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(

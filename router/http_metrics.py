@@ -52,7 +52,7 @@ class HttpMetrics:
         self, in_flight: Callable[[], int], registry: CollectorRegistry | None = None
     ) -> None:
         self.registry = registry or CollectorRegistry(auto_describe=True)
-        self.registry.register(_InFlight(in_flight))
+        self.gauge("segue_inflight_requests", "Admitted requests that have not ended", in_flight)
         self._requests = Counter(
             "segue_requests",
             "HTTP requests by how they ended; 499 is a client that left",
@@ -103,6 +103,9 @@ class HttpMetrics:
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self.registry.register(_Reading(name, text, read))
+
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)
 
@@ -110,10 +113,13 @@ class HttpMetrics:
         return Histogram(name, text, registry=self.registry, buckets=buckets)
 
 
-class _InFlight(Collector):
-    def __init__(self, count: Callable[[], int]) -> None:
-        self._count = count
+class _Reading(Collector):
+    """A gauge that is read when it is scraped."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        text = "Admitted requests that have not ended"
-        yield GaugeMetricFamily("segue_inflight_requests", text, value=self._count())
+        yield GaugeMetricFamily(self._name, self._text, value=self._read())

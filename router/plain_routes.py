@@ -88,9 +88,10 @@ def operation_routes(service: Service) -> APIRouter:
     async def status() -> Response:
         try:
             async with asyncio.timeout(GATHER_SECONDS):
-                return _json(await service.status())
+                body = await service.status()
         except TimeoutError:
             raise DeadlineExceeded("the status could not be gathered in time") from None
+        return _json({**body, "gateway": {"event_loop_lag_seconds": service.lag.seconds}})
 
     if (trace := service.trace) is not None:
 

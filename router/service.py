@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue.cluster.config import GatewayConfig
+from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
 from segue.router.chat_template import ChatTemplate
 from segue.router.generation import Generator, ModelCard, Readiness
@@ -25,3 +26,4 @@ class Service:
     status: Callable[[], Awaitable[dict[str, Any]]]
     trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None
     keep_alive_seconds: float
+    lag: LoopLag

@@ -17,6 +17,7 @@ from segue.cluster.errors import FailureKind
 from segue.cluster.handoff import Announcement, Failure, TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
+from segue.cluster.thread_pulse import ThreadPulse
 from segue.workers.generation_batch import Ids
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.plan_recorder import PlanRecorder
@@ -67,6 +68,7 @@ class Engine:
         self._stopping = False
         self._next_tick = clock() + TICK_SECONDS
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.pulse = ThreadPulse(self._thread, clock)
 
     # -- from other threads ------------------------------------------------------------------
 
@@ -161,8 +163,9 @@ class Engine:
     # -- the loop ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            self.run_once()
+        with self.pulse:
+            while self._wait_for_work():
+                self.run_once()
 
     def run_once(self) -> None:
         """One round: what was posted, one step, and what they have to say. The thread does this
@@ -184,8 +187,10 @@ class Engine:
     def _wait_for_work(self) -> bool:
         with self._wake:
             if not (self._inbox or self.scheduler.has_work or self._stopping):
-                self.counters.last_progress = self._clock()
+                self.pulse.rest()
                 self._wake.wait(TICK_SECONDS if self._sequences else None)
+                self.counters.last_progress = self._clock()
+            self.pulse.begin()
             return not self._stopping
 
     def _obey(self) -> None:
@@ -214,6 +219,7 @@ class Engine:
         if plan.is_empty:
             return
         began = time.time()
+        self.recorder.begin(plan, began)
         result = self._execution.run(plan, self.scheduler.generation)
         self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
         self._apply(plan, result)

@@ -1,7 +1,8 @@
 """What a worker is put together from, and what is known of it before it listens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from segue.cluster.loop_lag import LoopLag
 from segue.kvtransfer.receiver import Receiver
 from segue.workers.engine import Engine
 from segue.workers.peers import Peers
@@ -26,3 +27,4 @@ class WorkerParts:
     receiver: Receiver
     peers: Peers
     facts: WorkerFacts
+    lag: LoopLag = field(default_factory=LoopLag)  # of the event loop

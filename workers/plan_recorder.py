@@ -29,8 +29,13 @@ class PlanRecorder:
             raise ValueError(f"num_steps must be in [0, {MAX_STEPS}], got {num_steps}")
         self._steps: deque[_Step] = deque(maxlen=num_steps)
         self._count = 0
+        self.unfinished: tuple[float, StepPlan] | None = None  # begun then, and not recorded yet
+
+    def begin(self, plan: StepPlan, began: float) -> None:
+        self.unfinished = began, plan
 
     def record(self, plan: StepPlan, began: float, ended: float, free_blocks: int) -> None:
+        self.unfinished = None
         self._count += 1
         self._steps.append(_Step(self._count, began, ended, plan, free_blocks))
 

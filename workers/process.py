@@ -121,7 +121,11 @@ class WorkerProcess:
                 layout.block_bytes,
             )
             peers = Peers(settings.identity, facts.fingerprint, settings.cluster_token)
-            service = WorkerService(WorkerParts(engine, receiver, peers, facts), settings.transfer)
+            service = WorkerService(
+                WorkerParts(engine, receiver, peers, facts),
+                settings.transfer,
+                stalled_after_s=settings.control.stalled_after_s,
+            )
             self.service = service
             receiver.start()
             engine.start()
@@ -161,6 +165,7 @@ class WorkerProcess:
         )
         beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        parts.lag.start()
         try:
             await heartbeat.wait_registered(settings.control.start_timeout_s)
             self._serving.set()
@@ -168,6 +173,7 @@ class WorkerProcess:
             if beating.done():
                 beating.result()
         finally:
+            parts.lag.stop()
             beating.cancel()
             stopping.cancel()
             await asyncio.gather(beating, stopping, return_exceptions=True)

@@ -31,6 +31,7 @@ from segue.workers.prefill_role import PrefillRole
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.status_report import report
 from segue.workers.step_outcome import Ended, StepOutcome
+from segue.workers.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class WorkerService:
         transfer: TransferConfig,
         clock: Callable[[], float] = time.monotonic,
         absence_s: float = 10.0,
+        stalled_after_s: float = 60.0,
     ) -> None:
         """A gateway that does not listen for `absence_s` has its attempts ended."""
         self.parts = parts
@@ -79,6 +81,7 @@ class WorkerService:
             clock=clock,
         )
         self._clock = clock
+        self._watchdog = Watchdog(parts.engine, parts.receiver, stalled_after_s, clock)
 
     @property
     def identity(self) -> WorkerIdentity:
@@ -143,7 +146,8 @@ class WorkerService:
         return self.parts.engine.recorder.last(num_steps)
 
     def status_now(self) -> WorkerStatus:
-        return report(self.parts, self.attempts, self.leases, self.decode)
+        diagnosis = self._watchdog.diagnose()
+        return report(self.parts, self.attempts, self.leases, self.decode, diagnosis)
 
     # -- news from the engine ----------------------------------------------------------------
 

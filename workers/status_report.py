@@ -1,6 +1,5 @@
 """What a worker says about itself, computed from its state when it is asked."""
 
-import time
 from collections import Counter
 
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
@@ -9,8 +8,8 @@ from segue.workers.decode_role import DecodeRole
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.parts import WorkerParts
 from segue.workers.sequence import Phase
+from segue.workers.watchdog import Diagnosis
 
-STALLED_SECONDS = 60.0
 BLOCK_COUNTS = (
     *("reused_full", "reused_partial", "missed"),
     *("copied", "offloaded", "onboarded", "forgotten"),
@@ -19,18 +18,18 @@ _WAITING = (Phase.CREDIT_WAIT, Phase.QUEUED)  # for room on the decode worker; f
 
 
 def report(
-    parts: WorkerParts, attempts: Attempts, leases: LeaseDesk, decode: DecodeRole
+    parts: WorkerParts,
+    attempts: Attempts,
+    leases: LeaseDesk,
+    decode: DecodeRole,
+    diagnosis: Diagnosis,
 ) -> WorkerStatus:
     engine, receiver = parts.engine, parts.receiver
     scheduler, cache, counters = engine.scheduler, engine.cache, engine.counters
     blocks = cache.pool.counts()
     block_bytes = parts.facts.block_bytes
-    idle = time.monotonic() - counters.last_progress
-    busy = engine.num_sequences > 0 and scheduler.has_work
-    condition = WorkerCondition.READY
-    if not engine.is_alive or (busy and idle > STALLED_SECONDS):
-        condition = WorkerCondition.STALLED
-    elif attempts.draining:
+    condition = diagnosis.condition
+    if condition is WorkerCondition.READY and attempts.draining:
         condition = WorkerCondition.DRAINING
     held = Counter(reason.value for reason in dict(scheduler.held).values())
     gauges = {
@@ -38,6 +37,7 @@ def report(
         "landing_requests": len(scheduler.landing),
         "waiting_requests": sum(r.sequence.phase in _WAITING for r in attempts.all()),
         "leases": len(leases),
+        "event_loop_lag_seconds": parts.lag.seconds,
         "reads_in_flight": receiver.num_in_flight,
         "kv_blocks_total": cache.pool.num_blocks,
         "kv_block_bytes": block_bytes,
@@ -68,5 +68,6 @@ def report(
         gauges={name: float(value) for name, value in gauges.items()},
         counters={name: float(value) for name, value in totals.items()},
         transport=receiver.transport.name,
-        seconds_since_step=idle if busy else 0.0,
+        cause=diagnosis.cause,
+        stuck_seconds=diagnosis.stuck_seconds,
     )

@@ -5,7 +5,14 @@ from typing import TypeVar, get_args
 
 from segue.cluster.config import Role
 from segue.cluster.errors import InvalidRequest
-from segue.cluster.fleet import FleetView, PoolView, Registration, WorkerState, WorkerView
+from segue.cluster.fleet import (
+    DeathCause,
+    FleetView,
+    PoolView,
+    Registration,
+    WorkerState,
+    WorkerView,
+)
 from segue.cluster.identity import Peer
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.codec import identity_from_pb, identity_to_pb, peer_from_pb, peer_to_pb
@@ -23,7 +30,8 @@ def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
         gauges=status.gauges,
         counters=status.counters,
         transport=status.transport,
-        seconds_since_step=status.seconds_since_step,
+        cause=status.cause,
+        stuck_seconds=status.stuck_seconds,
     )
 
 
@@ -35,7 +43,8 @@ def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
         dict(message.gauges),
         dict(message.counters),
         message.transport,
-        message.seconds_since_step,
+        message.cause,
+        message.stuck_seconds,
     )
 
 
@@ -99,6 +108,9 @@ def _worker_to_pb(worker: WorkerView) -> pb.WorkerRecord:
         reason=worker.reason,
         state_seconds=worker.state_seconds,
         pid=worker.pid,
+        restarts=worker.restarts,
+        last_end=worker.last_end,
+        deaths={cause.value: count for cause, count in worker.deaths.items()},
     )
     if worker.status is not None:
         record.status.CopyFrom(status_to_pb(worker.status))
@@ -117,6 +129,9 @@ def _worker_from_pb(message: pb.WorkerRecord) -> WorkerView:
         Peer(identity, message.peer.address) if message.peer.address else None,
         message.pid,
         status_from_pb(message.status) if message.HasField("status") else None,
+        message.restarts,
+        message.last_end,
+        {_word(DeathCause, cause): count for cause, count in message.deaths.items()},
     )
 
 

@@ -328,7 +328,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "role", "state", "gauges", "counters", "transport", "seconds_since_step")
+    __slots__ = ("identity", "role", "state", "gauges", "counters", "transport", "stuck_seconds", "cause")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -349,15 +349,17 @@ class WorkerStatus(_message.Message):
     GAUGES_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
+    STUCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     identity: WorkerIdentity
     role: str
     state: str
     gauges: _containers.ScalarMap[str, float]
     counters: _containers.ScalarMap[str, float]
     transport: str
-    seconds_since_step: float
-    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., counters: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., seconds_since_step: _Optional[float] = ...) -> None: ...
+    stuck_seconds: float
+    cause: str
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., counters: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., stuck_seconds: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("target", "num_steps")
@@ -455,7 +457,14 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("peer", "pool", "role", "state", "reason", "state_seconds", "pid", "status")
+    __slots__ = ("peer", "pool", "role", "state", "reason", "state_seconds", "pid", "status", "restarts", "last_end", "deaths")
+    class DeathsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PEER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -464,6 +473,9 @@ class WorkerRecord(_message.Message):
     STATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_END_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
     peer: Peer
     pool: str
     role: str
@@ -472,7 +484,10 @@ class WorkerRecord(_message.Message):
     state_seconds: float
     pid: int
     status: WorkerStatus
-    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., pool: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
+    restarts: int
+    last_end: str
+    deaths: _containers.ScalarMap[str, int]
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., pool: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., restarts: _Optional[int] = ..., last_end: _Optional[str] = ..., deaths: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PoolRecord(_message.Message):
     __slots__ = ("name", "role", "desired", "ready", "reason")

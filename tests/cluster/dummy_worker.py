@@ -3,12 +3,19 @@
 import asyncio
 import os
 import threading
+import time
+from dataclasses import replace
 
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer
 from segue.cluster.launcher import WorkerSettings, open_locator
 from segue.cluster.rpc.heartbeat import HeartbeatClient
-from segue.cluster.worker_status import WorkerStatus
+from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+
+SICKNESSES = {
+    "wedged": (WorkerCondition.STALLED, 1000.0),
+    "failed": (WorkerCondition.FAILED, 0.0),
+}
 
 
 class DummyWorker:
@@ -35,17 +42,49 @@ class DummyWorker:
             open_locator(settings.locator),
             settings.cluster_token,
             registration,
-            lambda: WorkerStatus(settings.identity, settings.role, gauges={"pid": os.getpid()}),
+            self.status,
             lambda reason: os._exit(3),
         )
         self._task = asyncio.run_coroutine_threadsafe(client.run(), self._loop)
         waiting = asyncio.run_coroutine_threadsafe(client.wait_registered(20), self._loop)
         waiting.result(20)
 
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(self.settings.identity, self.settings.role, gauges={"pid": os.getpid()})
+
     def stop(self) -> None:
         self._task.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+
+
+class SickWorker(DummyWorker):
+    """`model_folder` is "sickness file": who can remove the file has it, so that one life does."""
+
+    def __init__(self, settings_json: str) -> None:
+        super().__init__(settings_json)
+        self._sickness, _, self._file = self.settings.model_folder.partition(" ")
+
+    def start(self) -> None:
+        if self._sickness == "never_ready" and self._is_sick():
+            threading.Event().wait()
+        super().start()
+
+    def status(self) -> WorkerStatus:
+        status = super().status()
+        if self._sickness == "never_ready" or not self._is_sick():
+            return status
+        if self._sickness == "loop_hangs":
+            time.sleep(1000)
+        condition, stuck = SICKNESSES[self._sickness]
+        return replace(status, condition=condition, cause="so it was told", stuck_seconds=stuck)
+
+    def _is_sick(self) -> bool:
+        try:
+            os.remove(self._file)
+        except FileNotFoundError:
+            return False
+        return True
 
 
 class BrokenWorker:

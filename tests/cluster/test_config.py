@@ -156,6 +156,7 @@ def test_every_wrong_key_is_listed_at_once() -> None:
         (engine(num_kv_blocks="all"), "num_kv_blocks"),
         ({"control": {"heartbeat_s": 3}}, "heartbeat_s < suspect_after_s <= dead_after_s"),
         ({"control": {"suspect_after_s": 11}}, "got 1.0, 11.0, 10.0"),
+        ({"control": {"wedged_after_s": 59}}, "must not be below stalled_after_s"),
         ({"transfer": {"lease_s": float("inf")}}, "transfer.lease_s: Input should be a finite"),
         ({"transfer": {"lease_s": float("nan")}}, "transfer.lease_s"),
         ({"gateway": {"admission": {"overload_status": 500}}}, "overload_status"),

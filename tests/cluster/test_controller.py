@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from segue.cluster.controller import Controller
-from segue.cluster.fleet import FleetView, Registration, WorkerState, WorkerView
+from segue.cluster.fleet import DeathCause, FleetView, Registration, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
 from segue.cluster.launcher import ControllerSettings, StaticLocator
 from segue.cluster.process_launcher import ProcessLauncher
@@ -29,7 +29,7 @@ CONTROL = {"heartbeat_s": 0.1, "suspect_after_s": 0.8, "dead_after_s": 2.5}
 
 @pytest.fixture(autouse=True)
 def _entries_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
 class Plane:
@@ -221,6 +221,46 @@ async def test_failing_start_is_told_and_backs_off(
         )
         dead = worker_named(plane.watcher.view, "decode-0")
         assert dead.state is WorkerState.DEAD and told in dead.reason
+
+
+@pytest.mark.parametrize(
+    ("sickness", "cause", "told"),
+    [
+        ("wedged", DeathCause.WEDGED, "wedged: so it was told"),
+        ("failed", DeathCause.FAILED, "failed: so it was told"),
+        ("loop_hangs", DeathCause.SILENT, "silent for"),
+        ("never_ready", DeathCause.NOT_STARTED, "was not ready within 3 s of its start"),
+    ],
+)
+async def test_a_worker_that_lives_but_does_not_work_is_replaced(
+    launcher: ProcessLauncher,
+    port: int,
+    tmp_path: Path,
+    sickness: str,
+    cause: DeathCause,
+    told: str,
+) -> None:
+    """Killed, and started again; who did it and why is told ever after."""
+    sick_once = tmp_path / "sick"
+    config = {"pools": {"decode": {"role": "both"}}, "control": {**CONTROL, "start_timeout_s": 3}}
+    plane = Plane(
+        *(launcher, port),
+        config=config,
+        worker_entry="dummy_worker:SickWorker",
+        model_folder=f"{sickness} {sick_once}",
+    )
+    if sickness == "never_ready":
+        sick_once.touch()
+    async with plane.running():
+        if sickness != "never_ready":
+            await plane.ready(1)
+            sick_once.touch()
+        await plane.watcher.wait_until(lambda v: any(w.restarts for w in v.workers), 20)
+        (heir,) = (await plane.ready(1)).workers
+        assert not sick_once.exists()
+        assert heir.restarts == 1 and heir.deaths == {cause: 1}
+        assert heir.last_end.startswith(told)
+        assert await launcher.running() == (heir.identity,), "the first life's process is gone"
 
 
 async def test_strangers_and_zombies_are_refused(launcher: ProcessLauncher, port: int) -> None:

@@ -34,7 +34,7 @@ def launcher() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
             patch.delenv(name, raising=False)
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         prepare_ray(own_cluster=True)
         import segue.cluster.ray_launcher as ray_launcher
 

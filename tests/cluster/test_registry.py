@@ -9,12 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from segue.cluster.config import ControlConfig
 from segue.cluster.errors import StaleReference
-from segue.cluster.fleet import Registration, WorkerState, WorkerView
+from segue.cluster.fleet import DeathCause, Registration, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.registry import Registry
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
-CONTROL = ControlConfig(heartbeat_s=0.5, suspect_after_s=2.0, dead_after_s=10.0)
+CONTROL = ControlConfig(
+    heartbeat_s=0.5,
+    suspect_after_s=2.0,
+    dead_after_s=10.0,
+    stalled_after_s=5.0,
+    wedged_after_s=30.0,
+)
 SAME = {"block_size": "16", "dtype": "float32"}
 
 
@@ -27,8 +33,17 @@ def registration(identity: WorkerIdentity, **changed: str) -> Registration:
     return Registration(Peer(identity, "10.0.0.1:7"), "decode", "decode", SAME | changed, 42)
 
 
-def status(identity: WorkerIdentity, condition: str = "ready") -> WorkerStatus:
-    return WorkerStatus(identity, "decode", WorkerCondition(condition), seconds_since_step=7.0)
+def status(
+    identity: WorkerIdentity, condition: str = "ready", stuck_seconds: float = 0.0
+) -> WorkerStatus:
+    cause = "" if condition == "ready" else "the engine thread sleeps"
+    return WorkerStatus(
+        identity,
+        "decode",
+        WorkerCondition(condition),
+        cause=cause,
+        stuck_seconds=stuck_seconds,
+    )
 
 
 def registered(*identities: WorkerIdentity) -> Registry:
@@ -107,9 +122,10 @@ def test_expected_worker_with_another_fingerprint_is_dead_with_the_reason() -> N
 def test_stalled_is_suspect_though_it_beats_and_draining_stays() -> None:
     me = life(1)
     registry = registered(me)
-    registry.beat(me, status(me, "stalled"), 1.0)
+    assert registry.beat(me, status(me, "stalled", 20.0), 1.0)
     view = registry.newest("decode-0")
-    assert view and view.state is WorkerState.SUSPECT and "no step for 7.0 s" in view.reason
+    assert view and view.state is WorkerState.SUSPECT
+    assert view.reason == "stalled: the engine thread sleeps"
     registry.beat(me, status(me), 2.0)
     assert state_of(registry, me) is WorkerState.READY
     registry.drain(me, "scaled down", 3.0)
@@ -118,6 +134,73 @@ def test_stalled_is_suspect_though_it_beats_and_draining_stays() -> None:
     assert state_of(registry, me) is WorkerState.DRAINING
     registry.tick(15.0)
     assert state_of(registry, me) is WorkerState.DEAD
+
+
+def lives(registry: Registry) -> WorkerView:
+    (view,) = registry.snapshot((), 1000.0).workers
+    return view
+
+
+@pytest.mark.parametrize("draining", [False, True])
+@pytest.mark.parametrize(
+    ("condition", "stuck_seconds", "reason", "cause"),
+    [
+        ("stalled", 29.9, "stalled: the engine thread sleeps", None),
+        ("stalled", 30.0, "wedged: the engine thread sleeps", DeathCause.WEDGED),
+        ("failed", 0.0, "failed: the engine thread sleeps", DeathCause.FAILED),
+    ],
+)
+def test_who_beats_but_will_not_move_again_is_dead(
+    draining: bool, condition: str, stuck_seconds: float, reason: str, cause: DeathCause | None
+) -> None:
+    me = life(1)
+    registry = registered(me)
+    if draining:
+        registry.drain(me, "scaled down", 0.5)
+    beaten = registry.beat(me, status(me, condition, stuck_seconds), 1.0)
+    view = lives(registry)
+    if cause is None:
+        assert beaten and view.state is not WorkerState.DEAD
+        assert view.reason == ("scaled down" if draining else reason)
+        return
+    assert not beaten and view.state is WorkerState.DEAD and view.reason == reason
+    assert view.last_end == reason and view.deaths == {cause: 1} and view.restarts == 0
+    assert not registry.register(registration(me), 2.0).accepted, "what is dead stays dead"
+
+
+def test_a_silent_worker_that_beats_again_stalled_says_so() -> None:
+    me = life(1)
+    registry = registered(me)
+    registry.tick(2.0)
+    registry.beat(me, status(me, "stalled", 5.0), 3.0)
+    assert lives(registry).reason.startswith("stalled")
+    changes = registry.changes
+    registry.beat(me, status(me, "stalled", 6.0), 4.0)
+    assert registry.changes == changes, "it was told already"
+
+
+def test_ended_lives_are_counted_by_cause_and_the_last_one_explained() -> None:
+    registry = registered(life(1))
+    registry.register(registration(life(1)), 0.5)  # no new life
+    registry.tick(20.0)
+    assert lives(registry).deaths == {DeathCause.SILENT: 1}
+    registry.expect(life(2), "decode", "decode", 21.0)
+    assert lives(registry).restarts == 1
+    registry.bury(life(2), "no such device", 22.0, DeathCause.NOT_STARTED)
+    registry.bury(life(2), "told twice", 22.0)
+    registry.expect(life(3), "decode", "decode", 23.0)
+    registry.register(registration(life(3)), 24.0)
+    registry.register(registration(life(4)), 25.0)
+    view = lives(registry)
+    assert view.restarts == 3 and view.last_end == "another life took its place"
+    assert view.deaths == {
+        DeathCause.SILENT: 1,
+        DeathCause.NOT_STARTED: 1,
+        DeathCause.REPLACED: 1,
+    }
+    registry.bury(life(4), "gone", 26.0)
+    registry.forget("decode-0")
+    assert registry.snapshot((), 27.0).workers == ()
 
 
 def test_beats_alone_change_nothing_that_routing_must_learn() -> None:

@@ -62,7 +62,10 @@ def test_ready_with_a_whole_path_for_a_request(fleet: FleetView, ready: bool) ->
 def test_reason_names_the_pool_and_why() -> None:
     state = readiness(view(worker("prefill"), worker("decode", WorkerState.STARTING)), 0.1)
     assert state.reason == ("no decode worker is ready (pool decode: decode-0 starting: why not)")
-    assert state.details == {"prefill": "1 of 1 ready", "decode": "0 of 1 ready"}
+    assert state.details == {
+        "prefill": "1 of 1 ready",
+        "decode": "0 of 1 ready: decode-0 starting: why not",
+    }
     assert "controller has not told" in readiness(FleetView(), 0.1).reason
 
 

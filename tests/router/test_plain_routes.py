@@ -38,7 +38,9 @@ async def test_models_and_version(gateway: Gateway) -> None:
     assert model["max_model_len"] == 2048 and model["object"] == "model"
     response = await gateway.client.get("/version")
     assert response.json() == {"version": segue.__version__}
-    assert (await gateway.client.get("/debug/status")).json() == {"workers": ["p0", "d0"]}
+    status = (await gateway.client.get("/debug/status")).json()
+    assert status["workers"] == ["p0", "d0"]
+    assert 0 <= status["gateway"]["event_loop_lag_seconds"] < 60
 
 
 async def test_openapi_describes_the_bodies(gateway: Gateway) -> None:
@@ -94,7 +96,9 @@ async def test_metrics_page(gateway: Gateway) -> None:
     }
     response = await gateway.client.get("/metrics")
     families = {family.name for family in text_string_to_metric_families(response.text)}
-    assert {"segue_requests", "segue_inflight_requests", "segue_fleet_workers"} <= families
+    assert {"segue_requests", "segue_inflight_requests", "segue_fleet_workers"} | {
+        "segue_gateway_event_loop_lag_seconds"
+    } <= families
     assert (await gateway.client.head("/metrics")).status_code == 200
 
 

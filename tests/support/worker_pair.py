@@ -185,6 +185,7 @@ class NodeKind:
     service: type[WorkerService] = WorkerService
     engine: type[Engine] = Engine
     absence_s: float = 10.0
+    stalled_after_s: float = 60.0
 
 
 async def start_node(
@@ -216,7 +217,10 @@ async def start_node(
     facts = WorkerFacts(role, fingerprint, metadata, num_blocks, runner.layout.block_bytes)
     peers = Peers(identity, fingerprint, TOKEN)
     service = kind.service(
-        WorkerParts(engine, receiver, peers, facts), transfer, absence_s=kind.absence_s
+        WorkerParts(engine, receiver, peers, facts),
+        transfer,
+        absence_s=kind.absence_s,
+        stalled_after_s=kind.stalled_after_s,
     )
     receiver.start()
     engine.start()
