@@ -124,6 +124,8 @@ REPORT: dict[str, Any] = {
             "reason": "",
             "state_seconds": 190.4,
             "pid": 4711,
+            "restarts": 27,
+            "last_end": "wedged: the engine",
             "address": "127.0.0.1:7",
             "transport": "nixl/ucx",
             "gauges": {"running_requests": 3.0, "kv_blocks_free": 17.0, "kv_blocks_total": 64.0},
@@ -138,6 +140,8 @@ REPORT: dict[str, Any] = {
             "reason": "killed by SIGKILL [oom]",
             "state_seconds": 1.0,
             "pid": 0,
+            "restarts": 0,
+            "last_end": "killed by SIGKILL [oom]",
             "address": None,
             "transport": None,
             "gauges": {},
@@ -184,6 +188,7 @@ def test_status_as_tables_and_as_json(gateway: str) -> None:
     assert tables.returncode == 1, tables.stderr  # answered, but not ready
     for text in ("no decode worker is ready", "4711", "3m10s", "3.0 MiB", "SIGKILL [oom]"):
         assert text in tables.stdout, text
+    assert "27" in tables.stdout and "last life: wedged: the engine" in tables.stdout
     raw = run("status", "--url", gateway + "/", "--api-key", "sesame", "--json")
     assert json.loads(raw.stdout) == REPORT
 
@@ -199,13 +204,15 @@ def test_status_without_a_gateway_is_one_message(gateway: str) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_silent_controller_is_told() -> None:
+def test_silent_controller_and_slow_gateway_are_told() -> None:
     report = REPORT | {"controller": {"trouble": "no answer", "view_age_seconds": 31.0}}
+    report["gateway"] = {"event_loop_lag_seconds": 2.04}
     console = Console(width=180)
     with console.capture() as printed:
         for part in render(report):
             console.print(part)
     assert "controller not heard of for 31 s: no answer" in printed.get()
+    assert "the gateway's event loop was late by 2.0 s lately" in printed.get()
 
 
 def test_short_forms() -> None:
