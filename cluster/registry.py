@@ -40,7 +40,7 @@ class _Past:
     """What became of the lives of one worker_id."""
 
     lives: int = 0
-    last_end: str = ""
+    last_end: Ending | None = None
     deaths: Counter[DeathCause] = field(default_factory=Counter)
 
 
@@ -152,7 +152,7 @@ class Registry:
         if record:
             past = self._past[identity.worker_id]
             past.deaths[cause] += 1
-            past.last_end = reason
+            past.last_end = Ending(cause, reason)
             self._enter(record, WorkerState.DEAD, reason, now)
             self._retired.append(identity)
         elif identity not in self._retired and not self.knows(identity):
@@ -187,13 +187,18 @@ class Registry:
         record = self._records.get(worker_id)
         return record.view if record else None
 
+    def last_end(self, worker_id: str) -> Ending | None:
+        """How the newest of a worker's ended lives ended."""
+        past = self._past.get(worker_id)
+        return past.last_end if past else None
+
     def _shown(self, record: _Record, now: float) -> WorkerView:
         past = self._past[record.view.identity.worker_id]
         return replace(
             record.view,
             state_seconds=max(0.0, now - record.since),
             restarts=past.lives - 1,
-            last_end=past.last_end,
+            last_end=past.last_end.reason if past.last_end else "",
             deaths=dict(past.deaths),
         )
 

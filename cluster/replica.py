@@ -87,7 +87,8 @@ class Replica:
             if view is None or view.identity != identity:
                 return Ending(DeathCause.REPLACED, "another life took its place")
             if view.state is WorkerState.DEAD:
-                return Ending(DeathCause.EXITED, view.reason)  # the registry has the true cause
+                ending = self._registry.last_end(self.worker_id)
+                return ending or Ending(DeathCause.EXITED, view.reason)
             if view.state is WorkerState.READY:
                 self._ready_since = self._ready_since or time.monotonic()
             else:

@@ -15,7 +15,12 @@ from segue.cluster.controller import Controller
 from segue.cluster.errors import SegueError
 from segue.cluster.fleet import WorkerView
 from segue.cluster.identity import new_incarnation
-from segue.cluster.launcher import ControllerSettings, LocatorConfig, StaticLocator
+from segue.cluster.launcher import (
+    WORKER_ENTRY,
+    ControllerSettings,
+    LocatorConfig,
+    StaticLocator,
+)
 from segue.cluster.process_launcher import ProcessLauncher
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
 from segue.cluster.rpc.controller_service import serve_controller
@@ -144,7 +149,9 @@ def leftovers(status: WorkerStatus) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def local_fleet(config: SegueConfig, model_folder: Path) -> AsyncIterator[LocalFleet]:
+async def local_fleet(
+    config: SegueConfig, model_folder: Path, *, worker_entry: str = WORKER_ENTRY
+) -> AsyncIterator[LocalFleet]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -155,6 +162,7 @@ async def local_fleet(config: SegueConfig, model_folder: Path) -> AsyncIterator[
         cluster_token=TOKEN,
         locator=locator,
         host="127.0.0.1",
+        worker_entry=worker_entry,
     )
     launcher = ProcessLauncher()
     controller = Controller(settings, launcher)
