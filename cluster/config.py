@@ -201,6 +201,15 @@ class TransferConfig(Section):
         default=120.0, description="how long a prompt waits for room on its decode worker"
     )
     read_timeout_s: Annotated[float, Field(gt=0)] = 20.0
+    require_transport: Literal["any", "rdma", "nvlink", "shm", "tcp"] = Field(
+        default="any", description="workers that would exchange KV in another way are kept apart"
+    )
+    preflight_bytes: Annotated[int, Field(ge=4096, le=2**26)] = Field(
+        default=2**20, description="length of the pattern that two workers exchange when they meet"
+    )
+    preflight_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0, description="how long that exchange may take"
+    )
 
 
 class ControlConfig(Section):

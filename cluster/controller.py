@@ -14,7 +14,7 @@ from segue.cluster.fleet import (
     RegistrationVerdict,
     WorkerState,
 )
-from segue.cluster.identity import WorkerIdentity, new_incarnation
+from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
 from segue.cluster.launcher import ControllerSettings, Launcher
 from segue.cluster.registry import Registry
 from segue.cluster.replica import Replica
@@ -85,6 +85,10 @@ class Controller:
         known = self._registry.beat(identity, status, time.monotonic())
         self._announce()
         return known
+
+    def sources_for(self, identity: WorkerIdentity) -> list[Peer]:
+        """The workers whose prompts `identity` may be asked to go on with."""
+        return self._registry.sources_for(identity)
 
     def disconnect(self, identity: WorkerIdentity) -> None:
         """The worker's heartbeat stream broke."""

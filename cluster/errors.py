@@ -82,6 +82,7 @@ class FailureKind(StrEnum):
     CREDIT_TIMEOUT = "credit_timeout"
     TRANSFER = "transfer"  # a read failed or a checksum did not match
     FENCED = "fenced"  # the source no longer held the blocks that were read
+    PREFLIGHT = "preflight"  # this pair of workers must not hand over: wrong bytes, wrong transport
     PEER_LOST = "peer_lost"  # the other worker of the pair died or restarted
     WORKER_LOST = "worker_lost"  # the connection to the worker broke, or it was declared dead
     DEADLINE = "deadline"

@@ -112,3 +112,4 @@ class WorkerDescription:
     transport_metadata: bytes
     pool_generation: int
     num_blocks: int
+    probe_bytes: int = 0  # length of the pattern that lies behind the blocks

@@ -20,7 +20,7 @@ from segue.cluster.fleet import (
     WorkerState,
     WorkerView,
 )
-from segue.cluster.identity import WorkerIdentity
+from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
 STALLED = "stalled"  # how the reason of such a suspicion begins
@@ -33,6 +33,7 @@ class _Record:
     since: float
     last_beat: float
     fingerprint: dict[str, str]
+    refused_sources: frozenset[WorkerIdentity] = frozenset()
 
 
 @dataclass(slots=True)
@@ -107,6 +108,9 @@ class Registry:
         if record is None or record.view.state is WorkerState.STARTING:
             return False
         record.last_beat = now
+        if record.refused_sources != (refused := status.refused_sources):
+            record.refused_sources = refused
+            self.changes += 1
         record.view = replace(record.view, status=status)
         if (ending := self._hopeless(status)) is not None:
             self.bury(identity, ending.reason, now, ending.cause)
@@ -201,6 +205,19 @@ class Registry:
             last_end=past.last_end.reason if past.last_end else "",
             deaths=dict(past.deaths),
         )
+
+    def sources_for(self, identity: WorkerIdentity) -> list[Peer]:
+        """Whom a worker may have to read from: an answer goes on where no prompt is read."""
+        reader = self._living(identity)
+        if reader is None or reader.view.role != "decode":
+            return []
+        return [
+            record.view.peer
+            for _, record in sorted(self._records.items())
+            if record.view.peer is not None
+            and record.view.role == "prefill"
+            and record.view.state is WorkerState.READY
+        ]
 
     def snapshot(self, pools: Iterable[PoolView], now: float) -> FleetView:
         self._sequence += 1

@@ -16,6 +16,24 @@ class WorkerCondition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PairReport:
+    """How the preflight of this worker, as the reader, with a `source` went."""
+
+    source: WorkerIdentity
+    transport: str  # rdma, nvlink, shm, tcp, loopback, unknown
+    detail: str  # the same in the words of the transport
+    is_measured: bool  # the transport itself said so; else it is the likeliest
+    gigabytes_per_second: float | None  # None: nothing that could be trusted was read
+    seconds_ago: float
+    refusal: str = ""  # why no KV is read from there; empty: the pair may be used
+    retry_seconds: float = 0.0  # until a refused pair is tried again
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.refusal)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Computed from the worker's state at the moment it is asked for."""
 
@@ -27,3 +45,9 @@ class WorkerStatus:
     transport: str = ""
     cause: str = ""  # what stalls or failed, and what it was doing
     stuck_seconds: float = 0.0  # how long that has not moved
+    pairs: tuple[PairReport, ...] = ()  # heartbeats hold the refused ones only
+
+    @property
+    def refused_sources(self) -> frozenset[WorkerIdentity]:
+        """From whom this worker reads no KV."""
+        return frozenset(pair.source for pair in self.pairs if pair.is_refused)

@@ -53,6 +53,8 @@ def render(report: dict[str, Any]) -> list[Table | str]:
         "[green]ready[/]" if report["ready"] else f"[red]not ready[/]: {escape(report['reason'])}"
     )
     parts: list[Table | str] = [headline, _pools(report["pools"]), _workers(report["workers"])]
+    if pairs := report.get("pairs"):
+        parts.append(_pairs(pairs))
     if trouble := report.get("controller", {}).get("trouble"):
         age = report["controller"]["view_age_seconds"]
         parts.append(f"[yellow]controller not heard of for {age:.0f} s[/]: {escape(trouble)}")
@@ -111,6 +113,28 @@ def _why(worker: dict[str, Any]) -> str:
     """Why it is in this state, or else how its last life ended."""
     reason, last_end = str(worker["reason"]), worker["last_end"]
     return reason or (f"last life: {last_end}" if last_end else "")
+
+
+def _pairs(pairs: list[dict[str, Any]]) -> Table:
+    table = Table(title="Pairs", title_justify="left")
+    for name in ("KV from", "to", "transport", "details"):
+        table.add_column(name)
+    table.add_column("GB/s", justify="right")
+    for name in ("checked", "verdict"):
+        table.add_column(name)
+    for pair in pairs:
+        rate = pair["gigabytes_per_second"]
+        assumed = "" if pair["measured"] or pair["transport"] == "unknown" else " (assumed)"
+        table.add_row(
+            pair["source"],
+            pair["reader"],
+            pair["transport"] + assumed,
+            escape(pair["detail"]),
+            "" if rate is None else f"{rate:.2f}",
+            f"{duration(pair['seconds_ago'])} ago",
+            f"[red]refused[/]: {escape(pair['refusal'])}" if pair["refusal"] else "[green]ok[/]",
+        )
+    return table
 
 
 def _number(values: dict[str, float], name: str) -> str:

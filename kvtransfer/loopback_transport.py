@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from segue.cluster.errors import TransferError
+from segue.kvtransfer.medium import UNKNOWN_MEDIUM, Medium, MediumKind
 from segue.kvtransfer.transport import (
     ByteRange,
     ReadHandle,
@@ -21,6 +22,7 @@ from segue.kvtransfer.transport import (
 )
 
 METADATA_KIND = "segue-loopback/1"
+ONE_PROCESS = Medium(MediumKind.LOOPBACK, "one process", measured=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class LoopbackFabric:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.medium = ONE_PROCESS  # what its transports say that they use
         self._lock = threading.Lock()  # transports may live in different threads
         self._regions: dict[str, _Region] = {}
         self._faults: dict[str | None, Faults] = {}
@@ -124,6 +127,9 @@ class LoopbackTransport:
         self._peers.pop(peer, None)
         for read in self._reads.values():
             read.cancelled |= read.peer == peer
+
+    def medium(self, peer: str) -> Medium:
+        return self._fabric.medium if peer in self._peers else UNKNOWN_MEDIUM
 
     def post_read(self, peer: str, remote: list[ByteRange], local: list[ByteRange]) -> ReadHandle:
         if self._region is None:

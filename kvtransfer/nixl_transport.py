@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue.cluster.errors import ConfigurationError, TransferError
+from segue.kvtransfer.medium import UNKNOWN_MEDIUM, Medium, medium_of
 from segue.kvtransfer.nixl_metadata import RegionMetadata
 from segue.kvtransfer.transport import (
     ByteRange,
@@ -29,6 +30,7 @@ from segue.kvtransfer.transport import (
     check_pairs,
     check_ranges,
 )
+from segue.kvtransfer.ucx_endpoints import UcxEndpoints
 
 SETTLE_SECONDS = 0.1
 MAX_READS = 4096  # in flight at once
@@ -61,6 +63,8 @@ class NixlTransport:
         self._region: RegionMetadata | None = None
         self._peers: dict[str, RegionMetadata] = {}
         self._retired: dict[str, RegionMetadata] = {}  # disconnected, with reads in flight
+        self._ucx = UcxEndpoints(agent_name)
+        self._endpoints: dict[str, frozenset[int]] = {}  # UCX's, of each peer
         self._reads: dict[ReadHandle, _Read] = {}
         self._next_handle = 0
         self._bytes_read = 0
@@ -89,6 +93,7 @@ class NixlTransport:
         known = {other.agent_name for other in (*self._peers.values(), *self._retired.values())}
         if region.agent_name in known | {self._agent_name}:
             raise TransferError(f"agent {region.agent_name} is known under another name")
+        before = self._ucx.addresses()
         try:
             loaded = self._open_agent().add_remote_agent(region.agent_metadata)
         except TransferError:
@@ -99,12 +104,20 @@ class NixlTransport:
             self._remove_agent(_text(loaded))
             raise TransferError(f"{peer} says it is {region.agent_name}, NIXL {_text(loaded)}")
         self._peers[peer] = region
+        self._endpoints[peer] = self._ucx.addresses() - before
 
     def disconnect(self, peer: str) -> None:
         region = self._peers.pop(peer, None)
+        self._endpoints.pop(peer, None)
         if region is not None:
             self._retired[peer] = region
             self._forget_if_idle(peer)
+
+    def medium(self, peer: str) -> Medium:
+        if self._region is None or peer not in self._peers:
+            return UNKNOWN_MEDIUM
+        lanes = [lane for address in self._endpoints[peer] for lane in self._ucx.lanes(address)]
+        return medium_of(lanes, self._region.device)
 
     def post_read(self, peer: str, remote: list[ByteRange], local: list[ByteRange]) -> ReadHandle:
         source = self._peers.get(peer)

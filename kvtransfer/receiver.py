@@ -7,6 +7,7 @@ read without a lease or knock for the first time.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from segue.cluster.thread_pulse import ThreadPulse
 from segue.kvtransfer.checksum import block_checksums
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.plan import plan_blocks
+from segue.kvtransfer.preflight import Probe
+from segue.kvtransfer.probe_area import NUM_SLOTS, ProbeArea
 from segue.kvtransfer.transport import ReadHandle, ReadState, Transport
 
 logger = logging.getLogger(__name__)
@@ -54,7 +57,9 @@ class Receiver:
         layout: KVLayout,
         region: memoryview,
         clock: Callable[[], float] = time.monotonic,
+        area: ProbeArea | None = None,
     ) -> None:
+        """Without an `area` no peer can be probed."""
         self.transport = transport
         self._layout = layout
         self._region = region
@@ -62,7 +67,11 @@ class Receiver:
         self._peers: dict[str, KVLayout] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._reads: list[BlockRead] = []
+        self._area = area
+        self._probes: dict[int, Probe] = {}  # by the slot that each reads into
+        self._probe_bytes_read = 0
         self._serving = False
+        self._attentive_until = -math.inf
         self._stopping = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
@@ -116,6 +125,18 @@ class Receiver:
         self._post(lambda: self._begin(read))
         return read
 
+    def probe(self, peer: str, expected: bytes, timeout_s: float) -> Probe:
+        """Read the pattern of a connected peer and compare it with `expected`, its beginning."""
+        probe = Probe(peer, expected, self._clock() + timeout_s, self._clock)
+        self._post(lambda: self._begin_probe(probe))
+        return probe
+
+    def attend(self, seconds: float) -> None:
+        """A peer is about to read for the first time: be quick to answer it for a while."""
+        with self._wake:
+            self._attentive_until = max(self._attentive_until, self._clock() + seconds)
+            self._wake.notify()
+
     def serve(self, serving: bool) -> None:
         """Whether peers may be reading from us: then the transport is kept in motion."""
         with self._wake:
@@ -125,6 +146,16 @@ class Receiver:
     @property
     def num_in_flight(self) -> int:
         return len(self._reads)
+
+    @property
+    def probe_bytes(self) -> int:
+        """The length of our own pattern."""
+        return 0 if self._area is None else self._area.probe_bytes
+
+    @property
+    def kv_bytes_read(self) -> int:
+        """Without what was read to probe peers."""
+        return self.transport.bytes_read - self._probe_bytes_read
 
     def _post(self, work: Callable[[], None]) -> None:
         with self._wake:
@@ -163,9 +194,17 @@ class Receiver:
         return True
 
     def _pause(self) -> float:
-        if self._serving or any(not read.verified.done() for read in self._reads):
+        probes = self._probes.values()
+        if any(probe.is_hurried for probe in probes):
+            return 0.0
+        if (
+            self._serving
+            or any(not read.verified.done() for read in self._reads)
+            or any(not probe.result.done() for probe in probes)
+            or self._clock() < self._attentive_until
+        ):
             return POLL_SECONDS
-        return STUCK_POLL_SECONDS if self._reads else IDLE_SECONDS
+        return STUCK_POLL_SECONDS if self._reads or self._probes else IDLE_SECONDS
 
     def _forget(self, peer: str) -> None:
         if self._peers.pop(peer, None) is not None:
@@ -185,8 +224,31 @@ class Receiver:
             _reject(read, error if isinstance(error, TransferError) else _wrapped(error))
             read.terminal.set_result(None)
 
+    def _begin_probe(self, probe: Probe) -> None:
+        theirs, area = self._peers.get(probe.peer), self._area
+        free = next((slot for slot in range(NUM_SLOTS) if slot not in self._probes), None)
+        if area is None or theirs is None:
+            probe.reject(f"peer {probe.peer} is not connected, or there is no memory for probes")
+        elif free is None:
+            probe.reject(f"{NUM_SLOTS} other preflights have not ended")
+        else:
+            try:
+                probe.start(self.transport, area, free, theirs.num_bytes)
+                self._probes[free] = probe
+            except Exception as error:
+                probe.reject(str(error))
+
+    def _advance_probes(self) -> None:
+        for slot, probe in list(self._probes.items()):
+            before = probe.num_bytes_read
+            is_over = probe.advance(self.transport)
+            self._probe_bytes_read += probe.num_bytes_read - before
+            if is_over:
+                del self._probes[slot]
+
     def _advance(self) -> None:
         self.transport.progress()
+        self._advance_probes()
         for read in list(self._reads):
             assert read.handle is not None
             state = self.transport.poll(read.handle)
@@ -220,6 +282,9 @@ class Receiver:
         # `terminal` stays open: nobody can promise that no byte arrives. The blocks stay
         # quarantined until the process ends.
         self._reads.clear()
+        for probe in self._probes.values():
+            probe.reject(reason)
+        self._probes.clear()
 
 
 def _reject(read: BlockRead, error: TransferError) -> None:

@@ -1,4 +1,4 @@
-"""The interface between Segue and whatever moves bytes: six verbs, pull only.
+"""The interface between Segue and whatever moves bytes: few verbs, pull only.
 
 A transport belongs to one worker process and is driven by one thread. It registers one region of
 memory (the KV pool), learns of peers by their metadata, and READs byte ranges of a peer's region
@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import NewType, Protocol
 
 from segue.cluster.errors import TransferError
+from segue.kvtransfer.medium import Medium
 
 ReadHandle = NewType("ReadHandle", int)
 
@@ -67,6 +68,10 @@ class Transport(Protocol):
         """Forget `peer`; unknown peers are ignored. Reads from it become FAILED, each one once it
         is certain that nothing will be written any more; until then poll says IN_FLIGHT and the
         caller keeps the blocks it was landing in out of use."""
+        ...
+
+    def medium(self, peer: str) -> Medium:
+        """What carries reads from `peer`; known for sure only after the first of them."""
         ...
 
     def post_read(self, peer: str, remote: list[ByteRange], local: list[ByteRange]) -> ReadHandle:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.cluster.worker_status import PairReport
 from segue.router.generation import Readiness
 
 STALE_AFTER_SECONDS = 10.0  # a view this old is told as such; its workers are used all the same
@@ -57,6 +58,29 @@ def status_report(view: FleetView, age_seconds: float, trouble: str = "") -> dic
             for pool in view.pools
         ],
         "workers": [_worker_report(worker, age_seconds) for worker in view.workers],
+        "pairs": [
+            _pair_report(pair, worker)
+            for worker in view.workers
+            if worker.status is not None and worker.state is not WorkerState.DEAD
+            for pair in worker.status.pairs
+        ],
+    }
+
+
+def _pair_report(pair: PairReport, reader: WorkerView) -> dict[str, Any]:
+    rate = pair.gigabytes_per_second
+    return {
+        "source": pair.source.worker_id,
+        "source_incarnation": pair.source.incarnation,
+        "reader": reader.identity.worker_id,
+        "reader_incarnation": reader.identity.incarnation,
+        "transport": pair.transport,
+        "detail": pair.detail,
+        "measured": pair.is_measured,
+        "gigabytes_per_second": None if rate is None else round(rate, 3),
+        "seconds_ago": round(pair.seconds_ago, 1),
+        "refusal": pair.refusal,
+        "retry_seconds": round(pair.retry_seconds, 1),
     }
 
 

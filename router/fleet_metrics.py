@@ -4,7 +4,7 @@ One entry in the tables below makes one metric; workers report plain numbers by 
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -121,7 +121,7 @@ class _Fleet(Collector):
         yield desired
         yield ready
 
-    def _workers(self, workers: Iterable[WorkerView]) -> Iterator[Metric]:
+    def _workers(self, workers: Collection[WorkerView]) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for name, text in GAUGES.values():
             families[name] = GaugeMetricFamily(name, text, labels=LABELS)
@@ -143,6 +143,30 @@ class _Fleet(Collector):
             _add(families, labels, worker.status.counters, COUNTERS, COUNTER_FAMILIES)
         yield from families.values()
         yield transport
+        yield from self._pairs(workers)
+
+    def _pairs(self, workers: Iterable[WorkerView]) -> Iterator[Metric]:
+        names = ("model_name", "source_id", "reader_id", "transport")
+        rate = GaugeMetricFamily(
+            "segue_kv_pair_bytes_per_second",
+            "How fast a pair of workers moved a pattern when it met.",
+            labels=names,
+        )
+        usable = GaugeMetricFamily(
+            "segue_kv_pair_usable",
+            "1: KV goes from source to reader; 0: their preflight failed, or found a transport "
+            "that transfer.require_transport does not allow.",
+            labels=names,
+        )
+        for worker in workers:
+            for pair in worker.status.pairs if worker.status is not None else ():
+                reader = worker.identity.worker_id
+                labels = (self._model_name, pair.source.worker_id, reader, pair.transport)
+                usable.add_metric(labels, float(not pair.is_refused))
+                if pair.gigabytes_per_second is not None:
+                    rate.add_metric(labels, pair.gigabytes_per_second * 1e9)
+        yield rate
+        yield usable
 
     def _lives(self, workers: Iterable[WorkerView]) -> Iterator[Metric]:
         restarts = CounterMetricFamily(

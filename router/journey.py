@@ -239,6 +239,7 @@ def _culprit(binding: Binding, reporter: WorkerIdentity, kind: FailureKind) -> W
     """Whom to avoid next: a broken pair is blamed on the one that did not report it."""
     pair_failures = (
         FailureKind.PEER_LOST,
+        FailureKind.PREFLIGHT,
         FailureKind.TRANSFER,
         FailureKind.FENCED,
         FailureKind.CREDIT_REFUSED,

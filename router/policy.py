@@ -2,7 +2,7 @@
 
 The ladder, best rung first: a prefill and a decode worker; else whoever is left does both. A
 colocated pool (role `both`) competes with pairs by load. A request that failed on a worker goes
-down the ladder before it goes back there.
+down the ladder before it goes back there. Two workers whose preflight failed are never paired.
 """
 
 from collections import Counter
@@ -68,6 +68,11 @@ def choose(
     return _best(preferred or workers, load)
 
 
+def _is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
+    """Whether `decode` refuses to read KV from `prefill`: their preflight failed."""
+    return decode.status is not None and prefill.identity in decode.status.refused_sources
+
+
 def _best(workers: list[WorkerView], load: Load) -> Binding | None:
     def by_context(worker: WorkerView) -> tuple[int, int]:
         me = worker.identity
@@ -83,6 +88,14 @@ def _best(workers: list[WorkerView], load: Load) -> Binding | None:
     both = min(of("both"), key=by_answers, default=None)
     prefill = min(of("prefill"), key=by_context, default=None)
     decode = min(of("decode"), key=by_answers, default=None)
+    if prefill is not None and decode is not None and _is_apart(prefill, decode):
+        couples = [
+            (reader, writer)
+            for writer in sorted(of("decode"), key=by_answers)
+            for reader in sorted(of("prefill"), key=by_context)
+            if not _is_apart(reader, writer)
+        ]
+        prefill, decode = couples[0] if couples else (None, decode)
     if prefill is not None and decode is not None:
         if both is None or by_answers(decode) <= by_answers(both):
             return Binding(prefill, decode, Rung.DISAGGREGATED)

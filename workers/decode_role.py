@@ -76,7 +76,12 @@ class DecodeRole:
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         """Queue for room and wait for it; the credit lives as long as the source renews."""
-        await self._peers.connect(reservation.source, self._receiver)
+        try:
+            await self._peers.connect(reservation.source, self._receiver)
+        except AttemptFailed as error:
+            if error.failure is not FailureKind.PREFLIGHT:
+                raise
+            return ReserveOutcome(failure=Failure(error.failure, error.message, error.retryable))
         landing = self._begin(reservation)
         assert landing.task is not None
         try:

@@ -1,5 +1,6 @@
 """Runs a model's steps on one device: owns its weights and its KV-cache, and knows no requests."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,10 @@ class ModelRunner:
         block_size: int,
         kv_cache_dtype: str = "auto",
         num_host_blocks: int = 0,
+        num_spare_bytes: int = 0,
         dummy_seed: int = 0,
     ) -> None:
+        """`num_spare_bytes`: allocated behind the blocks, and not used here."""
         self.spec: ModelSpec = load_spec(folder, load_format=load_format, dummy_seed=dummy_seed)
         self.device = torch.device(device)
         kernels = kernels_for(self.device)
@@ -53,9 +56,11 @@ class ModelRunner:
         self._model = Llama(self.spec, weights, kernels)
         self._shape = replace(_shape(self.spec, block_size, kv_cache_dtype), num_blocks=num_blocks)
         # On a CPU the pages of `empty` cost nothing until a block is first written.
-        self.kv_cache: torch.Tensor = torch.empty(
-            self._shape.dimensions, dtype=_storage_dtype(self._shape, dtype), device=self.device
-        )
+        storage = _storage_dtype(self._shape, dtype)
+        kv_bytes = math.prod(self._shape.dimensions) * storage.itemsize
+        memory = torch.empty(kv_bytes + num_spare_bytes, dtype=torch.uint8, device=self.device)
+        self.kv_cache: torch.Tensor = memory[:kv_bytes].view(storage).view(self._shape.dimensions)
+        self.spare_bytes = memory[kv_bytes:]
         self.block_bytes = self.kv_cache[0].nbytes
         self._cache = PagedCache(self.kv_cache, self._shape)
         self._steps = StepIndex(

@@ -1,14 +1,27 @@
 """The other workers that this one talks to: a client each, and what is known of their memory."""
 
 import asyncio
+import logging
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
-from segue.cluster.errors import AttemptFailed, FailureKind, TransferError
+from segue.cluster.config import TransferConfig
+from segue.cluster.errors import AttemptFailed, FailureKind, SegueError, TransferError
+from segue.cluster.handoff import WorkerDescription
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.rpc.worker_client import WorkerClient
+from segue.cluster.worker_status import PairReport
 from segue.kvtransfer.layout import incompatibility
+from segue.kvtransfer.medium import MediumKind
+from segue.kvtransfer.preflight import ProbeResult
+from segue.kvtransfer.probe_area import NUM_SLOTS, pattern
 from segue.kvtransfer.receiver import Receiver
+from segue.workers.pair_book import PairBook
 
+logger = logging.getLogger(__name__)
+
+SLOW_MEDIA = (MediumKind.TCP, MediumKind.UNKNOWN)
 DESCRIBE_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
 MAX_CLIENTS = 256
@@ -17,7 +30,14 @@ MAX_CLIENTS = 256
 class Peers:
     """Lives on the event loop. Keyed by identity: a new life of a peer is a new peer."""
 
-    def __init__(self, identity: WorkerIdentity, fingerprint: dict[str, str], token: str) -> None:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        fingerprint: dict[str, str],
+        token: str,
+        transfer: TransferConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.identity = identity
         self.address = ""  # where we listen, once that is known
         self.fingerprint = fingerprint
@@ -25,6 +45,10 @@ class Peers:
         self._clients: OrderedDict[Peer, WorkerClient] = OrderedDict()
         self._connections: OrderedDict[WorkerIdentity, asyncio.Task[None]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._greetings: dict[WorkerIdentity, asyncio.Task[None]] = {}
+        self._transfer = transfer or TransferConfig()
+        self._clock = clock
+        self.pairs = PairBook()
 
     @property
     def me(self) -> Peer:
@@ -42,14 +66,20 @@ class Peers:
         self._clients.move_to_end(peer)
         return client
 
+    def pair_reports(self) -> tuple[PairReport, ...]:
+        return self.pairs.reports(self._clock())
+
     async def connect(self, source: Peer, receiver: Receiver) -> None:
-        """Make sure that `receiver` can read from `source`; refuse what is not compatible.
+        """Make sure that `receiver` can read from `source`; refuse what is not compatible, and
+        whoever failed the preflight a moment ago.
 
         One introduction at a time serves all who ask; a failed one is tried again by the next.
         """
         identity = source.identity
         task = self._connections.get(identity)
         if task is None or (task.done() and not receiver.is_connected(identity.incarnation)):
+            if (refusal := self.pairs.refusal(identity, self._clock())) is not None:
+                raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
             task = asyncio.create_task(self._introduce(source, receiver))
             task.add_done_callback(lambda done: self._introduced(identity, done))
             self._connections[identity] = task
@@ -58,6 +88,28 @@ class Peers:
                 receiver.disconnect(oldest.incarnation)
         self._connections.move_to_end(identity)
         await asyncio.shield(task)
+
+    def greet(self, sources: Iterable[Peer], receiver: Receiver) -> None:
+        """Meet these before the first request does, a few at a time; failures are in `pairs`."""
+        for source in sources:
+            identity = source.identity
+            if (
+                identity in self._greetings
+                or len(self._greetings) >= NUM_SLOTS
+                or len(self._connections) >= MAX_CLIENTS
+                or self.pairs.refusal(identity, self._clock()) is not None
+                or receiver.is_connected(identity.incarnation)
+            ):
+                continue
+            self._greetings[identity] = asyncio.create_task(self._greet(source, receiver))
+
+    async def _greet(self, source: Peer, receiver: Receiver) -> None:
+        try:
+            await self.connect(source, receiver)
+        except SegueError as error:
+            logger.info("cannot meet %s yet: %s", source.identity, error)
+        finally:
+            del self._greetings[source.identity]
 
     def _introduced(self, identity: WorkerIdentity, task: asyncio.Task[None]) -> None:
         failed = task.cancelled() or task.exception() is not None
@@ -82,11 +134,56 @@ class Peers:
         except TimeoutError:
             message = f"the transport did not connect to {source.identity}"
             raise TransferError(message) from None
+        await self._preflight(source.identity, theirs, receiver)
+
+    async def _preflight(
+        self, source: WorkerIdentity, theirs: WorkerDescription, receiver: Receiver
+    ) -> None:
+        """Read the source's pattern; raises AttemptFailed if the pair must not be used."""
+        num_bytes = min(theirs.probe_bytes, receiver.probe_bytes)
+        timeout_s = self._transfer.preflight_timeout_s
+        probe = receiver.probe(
+            source.incarnation, pattern(source.incarnation, num_bytes), timeout_s
+        )
+        result: ProbeResult | None = None
+        try:
+            async with asyncio.timeout(timeout_s + DESCRIBE_SECONDS):
+                result = await asyncio.wrap_future(probe.result)
+            problem = self._objection(result)
+        except TransferError as error:
+            problem = error.message
+        except TimeoutError:
+            problem = "the transfer thread did not answer"
+        if problem:
+            refusal = f"no KV from {source} to {self.identity}: {problem}"
+            self.pairs.note_failure(source, refusal, result, self._clock())
+            receiver.disconnect(source.incarnation)
+            logger.warning("preflight: %s", refusal)
+            raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
+        assert result is not None
+        self.pairs.note_success(source, result, self._clock())
+        medium = result.medium
+        logger.log(
+            logging.WARNING if medium.kind in SLOW_MEDIA else logging.INFO,
+            "preflight: KV from %s comes over %s (%s) at %.2f GB/s",
+            *(source, medium.kind, medium.detail or "no details", result.gigabytes_per_second),
+        )
+
+    def _objection(self, result: ProbeResult) -> str:
+        required, medium = self._transfer.require_transport, result.medium
+        if required in ("any", medium.kind.value):
+            return ""
+        detail = f" ({medium.detail})" if medium.detail else ""
+        return (
+            f"transfer.require_transport is {required}, but the bytes come over "
+            f"{medium.kind}{detail} at {result.gigabytes_per_second:.2f} GB/s"
+        )
 
     async def close(self) -> None:
-        for task in self._connections.values():
+        tasks = [*self._greetings.values(), *self._connections.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for client in self._clients.values():
             await client.close()
         self._clients.clear()

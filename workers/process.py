@@ -23,6 +23,7 @@ from segue.cluster.rpc.worker_service import add_worker_service
 from segue.kvtransfer.checksum import block_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.nixl_transport import NixlTransport
+from segue.kvtransfer.probe_area import ProbeArea, area_bytes
 from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
@@ -111,8 +112,9 @@ class WorkerProcess:
         receiver: Receiver | None = None
         try:
             transport = self._transport or _open_transport(settings)
+            area = ProbeArea(runner.spare_bytes, layout.num_bytes, settings.incarnation)
             region, metadata = _register(runner, layout, transport)
-            receiver = Receiver(transport, layout, region)
+            receiver = Receiver(transport, layout, region, area=area)
             facts = WorkerFacts(
                 settings.role,
                 fingerprint(settings.model, spec, layout),
@@ -120,7 +122,9 @@ class WorkerProcess:
                 layout.num_blocks,
                 layout.block_bytes,
             )
-            peers = Peers(settings.identity, facts.fingerprint, settings.cluster_token)
+            peers = Peers(
+                settings.identity, facts.fingerprint, settings.cluster_token, settings.transfer
+            )
             service = WorkerService(
                 WorkerParts(engine, receiver, peers, facts),
                 settings.transfer,
@@ -160,8 +164,9 @@ class WorkerProcess:
                 parts.facts.fingerprint,
                 os.getpid(),
             ),
-            service.status_now,
+            service.beat,
             _exit_as_orphan,
+            on_sources=service.on_sources,
         )
         beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
@@ -204,6 +209,7 @@ class WorkerProcess:
             block_size=engine.block_size,
             kv_cache_dtype=engine.kv_cache_dtype,
             num_host_blocks=host_slots(block, engine.host_cache_bytes),
+            num_spare_bytes=area_bytes(settings.transfer.preflight_bytes),
         )
         layout = kv_layout(settings.model, engine, spec, runner.kv_cache.shape[0])
         warm_up = SequenceSlice([0] * min(engine.block_size, 2), 0, [0], True)
@@ -277,9 +283,12 @@ def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:
 def _register(
     runner: ModelRunner, layout: KVLayout, transport: Transport
 ) -> tuple[memoryview, bytes]:
-    """Register the KV memory once; returns it as bytes (nothing on a GPU) and its metadata."""
+    """Register the KV memory once, with what lies behind it; returns the blocks as bytes
+    (nothing on a GPU) and the metadata.
+    """
     device = str(runner.device)
-    metadata = transport.register(runner.kv_cache.data_ptr(), layout.num_bytes, device)
+    num_bytes = layout.num_bytes + runner.spare_bytes.nbytes
+    metadata = transport.register(runner.kv_cache.data_ptr(), num_bytes, device)
     return (_host_view(runner, layout) if device == "cpu" else memoryview(b"")), metadata
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from segue.cluster.config import TransferConfig
 from segue.cluster.handoff import (
@@ -82,6 +83,7 @@ class WorkerService:
         )
         self._clock = clock
         self._watchdog = Watchdog(parts.engine, parts.receiver, stalled_after_s, clock)
+        self._transfer = transfer
 
     @property
     def identity(self) -> WorkerIdentity:
@@ -128,7 +130,9 @@ class WorkerService:
         return self.leases.renew(holder, lease_ids)
 
     async def describe(self) -> WorkerDescription:
+        """From a peer that is about to read here for the first time."""
         parts = self.parts
+        parts.receiver.attend(self._transfer.preflight_timeout_s)
         return WorkerDescription(
             parts.peers.me,
             parts.facts.role,
@@ -137,6 +141,7 @@ class WorkerService:
             parts.facts.transport_metadata,
             parts.engine.cache.pool.generation,
             parts.facts.num_blocks,
+            parts.receiver.probe_bytes,
         )
 
     async def status(self) -> WorkerStatus:
@@ -148,6 +153,15 @@ class WorkerService:
     def status_now(self) -> WorkerStatus:
         diagnosis = self._watchdog.diagnose()
         return report(self.parts, self.attempts, self.leases, self.decode, diagnosis)
+
+    def beat(self) -> WorkerStatus:
+        """What every heartbeat carries: of the pairs only those that routing must avoid."""
+        status = self.status_now()
+        return replace(status, pairs=tuple(pair for pair in status.pairs if pair.is_refused))
+
+    def on_sources(self, sources: Sequence[Peer]) -> None:
+        """The controller's word on whom this worker may have to read from."""
+        self.parts.peers.greet(sources, self.parts.receiver)
 
     # -- news from the engine ----------------------------------------------------------------
 

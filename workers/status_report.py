@@ -53,7 +53,7 @@ def report(
         "attempts_received": attempts.received,
         "kv_bytes_announced": decode.blocks_read * block_bytes,
         "kv_bytes_overlapped": decode.blocks_overlapped * block_bytes,
-        "kv_bytes_read": receiver.transport.bytes_read,
+        "kv_bytes_read": receiver.kv_bytes_read,
         "prefix_cache_queried_tokens": cache.statistics.queried_tokens,
         "prefix_cache_reused_tokens": cache.statistics.reused_tokens,
         "kv_events": cache.events.last_number if cache.events.is_on else 0,
@@ -70,4 +70,5 @@ def report(
         transport=receiver.transport.name,
         cause=diagnosis.cause,
         stuck_seconds=diagnosis.stuck_seconds,
+        pairs=parts.peers.pair_reports(),
     )

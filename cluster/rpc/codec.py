@@ -250,6 +250,7 @@ def description_to_pb(description: WorkerDescription) -> pb.WorkerDescription:
         transport_metadata=description.transport_metadata,
         pool_generation=description.pool_generation,
         num_blocks=description.num_blocks,
+        probe_bytes=description.probe_bytes,
     )
 
 
@@ -262,6 +263,7 @@ def description_from_pb(message: pb.WorkerDescription) -> WorkerDescription:
         message.transport_metadata,
         message.pool_generation,
         message.num_blocks,
+        message.probe_bytes,
     )
 
 

@@ -12,7 +12,7 @@ from segue.cluster.errors import InvalidRequest
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
-from segue.cluster.rpc.codec import identity_from_pb
+from segue.cluster.rpc.codec import identity_from_pb, peer_to_pb
 from segue.cluster.rpc.fleet_codec import fleet_to_pb, registration_from_pb, status_from_pb
 from segue.cluster.rpc.server import RpcServer, start_server
 
@@ -44,7 +44,8 @@ class ControllerService(pb_grpc.ControllerServicer):
             elif identity != owner:
                 raise InvalidRequest(f"a heartbeat stream of {owner} named {identity}")
             known = self._controller.beat(identity, status_from_pb(beat.status))
-            yield pb.HeartbeatReply(known=known)
+            sources = self._controller.sources_for(identity)
+            yield pb.HeartbeatReply(known=known, sources=map(peer_to_pb, sources))
 
     async def Watch(
         self, request: pb.WatchRequest, context: Any

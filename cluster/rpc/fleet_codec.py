@@ -16,7 +16,7 @@ from segue.cluster.fleet import (
 from segue.cluster.identity import Peer
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.codec import identity_from_pb, identity_to_pb, peer_from_pb, peer_to_pb
-from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+from segue.cluster.worker_status import PairReport, WorkerCondition, WorkerStatus
 
 Word = TypeVar("Word", bound=StrEnum)
 _ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
@@ -32,6 +32,7 @@ def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
         transport=status.transport,
         cause=status.cause,
         stuck_seconds=status.stuck_seconds,
+        pairs=[_pair_to_pb(pair) for pair in status.pairs],
     )
 
 
@@ -45,6 +46,34 @@ def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
         message.transport,
         message.cause,
         message.stuck_seconds,
+        tuple(_pair_from_pb(pair) for pair in message.pairs),
+    )
+
+
+def _pair_to_pb(pair: PairReport) -> pb.PairReport:
+    return pb.PairReport(
+        source=identity_to_pb(pair.source),
+        transport=pair.transport,
+        detail=pair.detail,
+        is_measured=pair.is_measured,
+        gigabytes_per_second=pair.gigabytes_per_second,
+        seconds_ago=pair.seconds_ago,
+        refusal=pair.refusal,
+        retry_seconds=pair.retry_seconds,
+    )
+
+
+def _pair_from_pb(message: pb.PairReport) -> PairReport:
+    has_rate = message.HasField("gigabytes_per_second")
+    return PairReport(
+        identity_from_pb(message.source),
+        message.transport,
+        message.detail,
+        message.is_measured,
+        message.gigabytes_per_second if has_rate else None,
+        message.seconds_ago,
+        message.refusal,
+        message.retry_seconds,
     )
 
 

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from segue.cluster.errors import DeadlineExceeded, SegueError, Unavailable
 from segue.cluster.fleet import Registration
+from segue.cluster.identity import Peer
 from segue.cluster.launcher import ControllerLocator
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
 from segue.cluster.rpc.channel import RpcChannel, open_channel
-from segue.cluster.rpc.codec import identity_to_pb
+from segue.cluster.rpc.codec import identity_to_pb, peer_from_pb
 from segue.cluster.rpc.fleet_codec import registration_to_pb, status_to_pb
 from segue.cluster.worker_status import WorkerStatus
 
@@ -26,7 +27,10 @@ ORPHAN_AFTER_S = 60.0
 
 
 class HeartbeatClient:
-    """Keeps one worker registered. `run` is its only task; `on_orphaned` is called at most once."""
+    """Keeps one worker registered. `run` is its only task; `on_orphaned` is called at most once.
+
+    `on_sources` hears with every answered beat whom this worker may have to read from.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class HeartbeatClient:
         status: Callable[[], WorkerStatus],
         on_orphaned: Callable[[str], None],
         *,
+        on_sources: Callable[[Sequence[Peer]], None] = lambda sources: None,
         orphan_after_s: float = ORPHAN_AFTER_S,
     ) -> None:
         self._locator = locator
@@ -43,6 +48,7 @@ class HeartbeatClient:
         self._registration = registration
         self._status = status
         self._on_orphaned = on_orphaned
+        self._on_sources = on_sources
         self._orphan_after_s = orphan_after_s
         self._heard = time.monotonic()  # when a controller last knew this worker
         self._registered = asyncio.Event()
@@ -129,6 +135,7 @@ class HeartbeatClient:
                 if not reply.known:
                     return
                 self._heard = time.monotonic()
+                self._on_sources([peer_from_pb(source) for source in reply.sources])
         if failures:
             raise failures[0]
         raise Unavailable("the controller ended the heartbeat stream")

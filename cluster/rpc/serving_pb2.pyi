@@ -299,7 +299,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("peer", "role", "fingerprint", "transport", "transport_metadata", "pool_generation", "num_blocks")
+    __slots__ = ("peer", "role", "fingerprint", "transport", "transport_metadata", "pool_generation", "num_blocks", "probe_bytes")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +314,7 @@ class WorkerDescription(_message.Message):
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer: Peer
     role: str
     fingerprint: _containers.ScalarMap[str, str]
@@ -321,14 +322,35 @@ class WorkerDescription(_message.Message):
     transport_metadata: bytes
     pool_generation: int
     num_blocks: int
-    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., role: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., pool_generation: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    probe_bytes: int
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., role: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., pool_generation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., probe_bytes: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PairReport(_message.Message):
+    __slots__ = ("source", "transport", "detail", "is_measured", "gigabytes_per_second", "seconds_ago", "refusal", "retry_seconds")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    GIGABYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    RETRY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    source: WorkerIdentity
+    transport: str
+    detail: str
+    is_measured: bool
+    gigabytes_per_second: float
+    seconds_ago: float
+    refusal: str
+    retry_seconds: float
+    def __init__(self, source: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., transport: _Optional[str] = ..., detail: _Optional[str] = ..., is_measured: _Optional[bool] = ..., gigabytes_per_second: _Optional[float] = ..., seconds_ago: _Optional[float] = ..., refusal: _Optional[str] = ..., retry_seconds: _Optional[float] = ...) -> None: ...
+
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "role", "state", "gauges", "counters", "transport", "stuck_seconds", "cause")
+    __slots__ = ("identity", "role", "state", "gauges", "counters", "transport", "stuck_seconds", "cause", "pairs")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +373,7 @@ class WorkerStatus(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     STUCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     identity: WorkerIdentity
     role: str
     state: str
@@ -359,7 +382,8 @@ class WorkerStatus(_message.Message):
     transport: str
     stuck_seconds: float
     cause: str
-    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., counters: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., stuck_seconds: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
+    pairs: _containers.RepeatedCompositeFieldContainer[PairReport]
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., counters: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., stuck_seconds: _Optional[float] = ..., cause: _Optional[str] = ..., pairs: _Optional[_Iterable[_Union[PairReport, _Mapping]]] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("target", "num_steps")
@@ -451,10 +475,12 @@ class Heartbeat(_message.Message):
     def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known",)
+    __slots__ = ("known", "sources")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     known: bool
-    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, known: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
     __slots__ = ("peer", "pool", "role", "state", "reason", "state_seconds", "pid", "status", "restarts", "last_end", "deaths")

@@ -3,6 +3,7 @@
 import random
 
 import httpx
+import pytest
 from deployment import Deployment
 
 BLOCK = 16
@@ -44,6 +45,19 @@ def test_bytes_moved_equal_the_kv_size_of_the_prompts(apart: Deployment) -> None
         if name.startswith("segue_kv_transfer_bytes_total") and 'role="decode"' in name
     )
     assert shown == counters(apart)["kv_bytes_read"]
+
+
+def test_the_pair_was_measured_before_it_was_used(apart: Deployment) -> None:
+    apart.settled()
+    (pair,) = apart.status()["pairs"]
+    assert (pair["source"], pair["reader"], pair["refusal"]) == ("prefill-0", "decode-0", "")
+    assert pair["transport"] in ("shm", "tcp") and pair["measured"] and pair["detail"]
+    (shown,) = (
+        value
+        for name, value in apart.metrics().items()
+        if name.startswith("segue_kv_pair_bytes_per_second")
+    )
+    assert shown / 1e9 == pytest.approx(pair["gigabytes_per_second"], abs=0.001)
 
 
 def test_blocks_that_the_target_caches_are_not_moved_again(apart: Deployment) -> None:

@@ -189,3 +189,14 @@ async def test_both_are_killed_at_once(fleet: LocalFleet, undisturbed: Texts) ->
     with pytest.raises(Unavailable, match="no worker is ready"):
         await latecomer
     await fleet.settled()
+
+
+async def test_successors_meet_without_being_asked_to(fleet: LocalFleet) -> None:
+    """Workers read each other's pattern as soon as they know of each other."""
+    await fleet.ready(2)
+    async with asyncio.timeout(20):
+        while not (pairs := [pair for s in await fleet.statuses() for pair in s.pairs]):
+            await asyncio.sleep(0.1)
+    (pair,) = pairs
+    assert pair.source == fleet.worker("prefill").identity and not pair.is_refused
+    assert pair.is_measured and pair.transport in ("shm", "tcp") and pair.gigabytes_per_second

@@ -18,6 +18,7 @@ import pytest
 
 from segue.cluster.errors import TransferError
 from segue.cluster.identity import new_incarnation
+from segue.kvtransfer.medium import UNKNOWN_MEDIUM, MediumKind
 from segue.kvtransfer.nixl_transport import NixlTransport
 from segue.kvtransfer.transport import ByteRange, ReadHandle, ReadState
 
@@ -157,6 +158,29 @@ def test_read_moves_exactly_the_bytes_asked_for(
     assert reader.transport.name == "nixl/ucx"
     with pytest.raises(TransferError, match="spent"):
         reader.transport.poll(handle)
+
+
+def test_the_medium_is_what_ucx_says_it_is(start: Callable[[int], Source], reader: Reader) -> None:
+    source = start(1)
+    assert reader.transport.medium(source.peer) == UNKNOWN_MEDIUM
+    reader.connect(source)
+    medium = reader.transport.medium(source.peer)
+    assert medium.kind in (MediumKind.SHM, MediumKind.TCP)  # as the machine allows
+    assert medium.measured and "/" in medium.detail
+    reader.transport.disconnect(source.peer)
+    assert reader.transport.medium(source.peer) == UNKNOWN_MEDIUM
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_each_peer_has_its_own_medium(start: Callable[[int], Source], reader: Reader) -> None:
+    sources = start(1), start(2)
+    for source in sources:
+        reader.connect(source)
+    for source in sources:
+        medium = reader.transport.medium(source.peer)
+        assert medium.kind is MediumKind.TCP and medium.measured and "tcp/" in medium.detail
+    sources[0].end()
+    assert reader.transport.medium(sources[1].peer).kind is MediumKind.TCP
 
 
 def test_what_cannot_be_read_is_refused_before_it_is_posted(

@@ -1,12 +1,20 @@
 """When the front door may open, and what it says while it is shut."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from rich.console import Console
 
 from segue.cluster.config import Role
 from segue.cluster.fleet import FleetView, PoolView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
-from segue.cluster.worker_status import WorkerStatus
+from segue.cluster.worker_status import PairReport, WorkerStatus
+from segue.deploy.status_command import TABLE_WIDTH, render
 from segue.router.fleet import readiness, status_report
+from segue.router.fleet_metrics import FleetMetrics
+from segue.router.journey import JourneyCounters
+from segue.router.links import WorkerLinks
 
 
 def worker(role: Role, state: WorkerState = WorkerState.READY) -> WorkerView:
@@ -89,3 +97,43 @@ def test_status_report_holds_every_worker_and_no_gauges_of_the_dead() -> None:
         "ready": 0,
         "reason": "decode-0 dead: why not",
     }
+
+
+def test_pairs_are_reported_until_their_reader_is_dead() -> None:
+    prefill, decode = worker("prefill"), worker("decode")
+    assert decode.status is not None
+    pair = PairReport(prefill.identity, "tcp", "tcp/eth0", True, 0.51234, 3.0, "not rdma", 8.0)
+    decode = replace(decode, status=replace(decode.status, pairs=(pair,)))
+    (told,) = status_report(view(prefill, decode), 1.0)["pairs"]
+    assert (told["source"], told["reader"]) == ("prefill-0", "decode-0")
+    assert (told["transport"], told["gigabytes_per_second"]) == ("tcp", 0.512)
+    assert (told["refusal"], told["retry_seconds"]) == ("not rdma", 8.0)
+    text = "\n".join(rendered(status_report(view(prefill, decode), 1.0)))
+    assert "refused: not rdma" in text and "tcp/eth0" in text and "0.51" in text
+    dead = replace(decode, state=WorkerState.DEAD)
+    assert status_report(view(prefill, dead), 1.0)["pairs"] == []
+
+
+async def test_pairs_are_metrics() -> None:
+    prefill, decode = worker("prefill"), worker("decode")
+    good = PairReport(prefill.identity, "shm", "cma/memory", True, 2.5, 3.0)
+    bad = PairReport(WorkerIdentity("prefill-1", "x"), "unknown", "", False, None, 3.0, "why")
+    status = WorkerStatus(decode.identity, "decode", pairs=(good, bad))
+    fleet = view(prefill, replace(decode, status=status))
+    links = WorkerLinks("gateway", "token")
+    text = (await FleetMetrics("m", links, JourneyCounters()).text(fleet)).decode()
+    labels = 'model_name="m",reader_id="decode-0",source_id="prefill-{}",transport="{}"'
+    rate, usable = "segue_kv_pair_bytes_per_second{%s} %s", "segue_kv_pair_usable{%s} %s"
+    assert rate % (labels.format(0, "shm"), "2.5e+09") in text
+    assert usable % (labels.format(0, "shm"), "1.0") in text
+    assert usable % (labels.format(1, "unknown"), "0.0") in text
+    assert text.count("segue_kv_pair_bytes_per_second{") == 1
+    await links.close()
+
+
+def rendered(report: dict[str, Any]) -> list[str]:
+    console = Console(width=TABLE_WIDTH, no_color=True)
+    with console.capture() as capture:
+        for part in render(report):
+            console.print(part)
+    return capture.get().splitlines()

@@ -1,5 +1,6 @@
 """The choice of workers: always one that is ready, no herd, and down the ladder by its rungs."""
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from segue.cluster.config import Role
 from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
+from segue.cluster.worker_status import PairReport, WorkerStatus
 from segue.router.policy import Load, Rung, choose
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
@@ -49,6 +51,42 @@ def test_only_ready_workers_are_chosen_and_always_some(
     assert all(chosen in ready for chosen in binding.workers)
     if binding.decode is not None:
         assert (binding.prefill.role, binding.decode.role) == ("prefill", "decode")
+
+
+def refusing(reader: WorkerView, *sources: WorkerView) -> WorkerView:
+    """`reader` after failed preflights with `sources`."""
+    pairs = tuple(
+        PairReport(source.identity, "tcp", "", True, 0.5, 1.0, refusal="not rdma")
+        for source in sources
+    )
+    return replace(reader, status=WorkerStatus(reader.identity, reader.role, pairs=pairs))
+
+
+def test_a_pair_whose_preflight_failed_is_never_bound() -> None:
+    prefill, other_prefill = worker("prefill", 0), worker("prefill", 1)
+    decode, other_decode = refusing(worker("decode", 0), prefill), worker("decode", 1)
+    first_choice = choose([prefill, decode], Load())
+    assert first_choice is not None and first_choice.rung is Rung.PREFILL_ON_DECODE
+    for more in (other_prefill, other_decode):
+        binding = choose([prefill, decode, more], Load())
+        assert binding is not None and binding.rung is Rung.DISAGGREGATED
+        assert binding.workers in ((other_prefill, decode), (prefill, other_decode))
+
+
+@given(situations(), st.data())
+def test_refusals_part_pairs_and_nothing_else(
+    situation: tuple[list[WorkerView], Load, set[WorkerIdentity]], data: st.DataObject
+) -> None:
+    workers, load, _ = situation
+    sources = [w for w in workers if w.role == "prefill"]
+    ready = [
+        refusing(w, *(s for s in sources if data.draw(st.booleans()))) if w.role == "decode" else w
+        for w in workers
+    ]
+    binding = choose(ready, load)
+    assert (binding is None) == (not ready)
+    if binding is not None and binding.decode is not None and binding.decode.status is not None:
+        assert binding.prefill.identity not in binding.decode.status.refused_sources
 
 
 @given(situations())

@@ -30,6 +30,7 @@ from segue.cluster.rpc.worker_service import add_worker_service
 from segue.kvtransfer.checksum import block_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport
+from segue.kvtransfer.probe_area import ProbeArea, area_bytes
 from segue.kvtransfer.receiver import Receiver
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
@@ -43,6 +44,7 @@ from segue.workers.step_outcome import StepOutcome
 
 BLOCK_SIZE = 4
 GATE_SECONDS = 20.0
+PROBE_BYTES = 4096
 
 
 class PagedRunner(FakeRunner):
@@ -51,7 +53,10 @@ class PagedRunner(FakeRunner):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks, BLOCK_SIZE)
         self.layout = KVLayout(num_blocks, 1, 1, BLOCK_SIZE, 1, "int32", 4)
-        self.memory = np.full((num_blocks, 2 * BLOCK_SIZE), -1, dtype=np.int32)
+        # The blocks and, behind them, the memory of preflights.
+        self.allocation = np.full(self.layout.num_bytes + area_bytes(PROBE_BYTES), 255, np.uint8)
+        blocks, self.spare_bytes = np.split(self.allocation, [self.layout.num_bytes])
+        self.memory = blocks.view(np.int32).reshape(num_blocks, 2 * BLOCK_SIZE)
         self.slots = self.memory  # type: ignore[assignment]  # indexed in the same way
         self.gate = threading.Event()
         self.gate.set()
@@ -211,11 +216,15 @@ async def start_node(
         say,
     )
     transport = LoopbackTransport(fabric, identity.incarnation)
-    metadata = transport.register(runner.memory.ctypes.data, runner.layout.num_bytes, "cpu")
-    receiver = Receiver(transport, runner.layout, runner.region)
+    area = ProbeArea(
+        torch.from_numpy(runner.spare_bytes), runner.layout.num_bytes, identity.incarnation
+    )
+    allocation = runner.allocation
+    metadata = transport.register(allocation.ctypes.data, allocation.nbytes, "cpu")
+    receiver = Receiver(transport, runner.layout, runner.region, area=area)
     fingerprint = runner.layout.fingerprint()
     facts = WorkerFacts(role, fingerprint, metadata, num_blocks, runner.layout.block_bytes)
-    peers = Peers(identity, fingerprint, TOKEN)
+    peers = Peers(identity, fingerprint, TOKEN, transfer)
     service = kind.service(
         WorkerParts(engine, receiver, peers, facts),
         transfer,
@@ -241,8 +250,12 @@ async def worker_pair(
     num_blocks: int = 32,
     prefill_kind: NodeKind = NodeKind(),
     decode_kind: NodeKind = NodeKind(),
+    introduced: bool = True,
 ) -> AsyncIterator[Pair]:
-    """One attempt a request unless told otherwise: a failure is seen, not recovered from."""
+    """One attempt a request unless told otherwise: a failure is seen, not recovered from.
+
+    The two have met already unless told otherwise: faults then strike KV, not the preflight.
+    """
     transfer = transfer or TransferConfig(transport="loopback", read_timeout_s=1.0)
     fabric = LoopbackFabric()
     prefill = await start_node(
@@ -257,6 +270,8 @@ async def worker_pair(
     try:
         pair.show(prefill, decode)
         await pair.until(lambda: all(links.usable(n.identity) for n in (prefill, decode)))
+        if introduced:
+            await decode.service.parts.peers.connect(prefill.peer, decode.receiver)
         yield pair
     finally:
         await links.close()

@@ -15,7 +15,7 @@ from segue.workers.peers import MAX_CLIENTS, Peers
 
 @pytest_asyncio.fixture
 async def pair() -> AsyncIterator[Pair]:
-    async with worker_pair() as started:
+    async with worker_pair(introduced=False) as started:
         yield started
 
 

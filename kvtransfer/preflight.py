@@ -1,0 +1,104 @@
+"""The first contact of a pair: read a pattern, check every byte, time it, name the medium."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from segue.cluster.errors import TransferError
+from segue.kvtransfer.medium import Medium
+from segue.kvtransfer.probe_area import ProbeArea
+from segue.kvtransfer.transport import ByteRange, ReadState, Transport
+
+TIMED_READS = 3  # after the one that makes the connection; the fastest counts
+HURRY_SECONDS = 0.05  # how long a read is polled without a pause, so that it is timed well
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    medium: Medium
+    num_bytes: int
+    seconds: float  # of the fastest read
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        return self.num_bytes / max(self.seconds, 1e-9) / 1e9
+
+
+class ProbeFailure(TransferError):
+    """The pair cannot be trusted with KV."""
+
+
+def _promise() -> "Future[ProbeResult]":
+    future: Future[ProbeResult] = Future()
+    future.set_running_or_notify_cancel()  # a waiter that gives up cannot cancel it
+    return future
+
+
+class Probe:
+    """One preflight, moved on by the transfer thread. Over when `advance` says so, not before:
+    until then bytes may arrive in its slot, whatever `result` says.
+    """
+
+    def __init__(
+        self, peer: str, expected: bytes, deadline: float, clock: Callable[[], float]
+    ) -> None:
+        self.peer = peer
+        self.result = _promise()
+        self.num_bytes_read = 0
+        self._expected = expected
+        self._deadline = deadline
+        self._clock = clock
+        self._seconds: list[float] = []
+
+    def start(self, transport: Transport, area: ProbeArea, slot: int, offset: int) -> None:
+        """Post the first read, of the pattern at `offset` of the peer's region, into `slot`.
+
+        Raises TransferError; then nothing was posted.
+        """
+        self._area = area
+        self._local = area.slot(slot, len(self._expected))
+        self._remote = ByteRange(offset, len(self._expected))
+        self._post(transport)
+
+    def _post(self, transport: Transport) -> None:
+        self._area.clear(self._local)
+        self._began = self._clock()
+        self._handle = transport.post_read(self.peer, [self._remote], [self._local])
+
+    def advance(self, transport: Transport) -> bool:
+        """True once no byte can arrive any more; then `result` is there."""
+        state = transport.poll(self._handle)
+        now = self._clock()
+        if state is ReadState.IN_FLIGHT:
+            if now >= self._deadline:
+                self.reject("the pattern did not arrive in time")
+            return False
+        if state is ReadState.FAILED:
+            self.reject("the read of the pattern failed")
+            return True
+        self.num_bytes_read += self._local.length
+        self._seconds.append(now - self._began)
+        return self.result.done() or self._judge(transport)
+
+    def _judge(self, transport: Transport) -> bool:
+        """A read has ended well. True: it was the last one."""
+        if self._area.load(self._local) != self._expected:
+            self.reject("the bytes that arrived are not those of the pattern")
+        elif len(self._seconds) > TIMED_READS:
+            medium = transport.medium(self.peer)
+            fastest = min(self._seconds[1:])
+            self.result.set_result(ProbeResult(medium, self._local.length, fastest))
+        else:
+            try:
+                self._post(transport)
+            except TransferError as error:
+                self.reject(str(error))
+        return self.result.done()
+
+    @property
+    def is_hurried(self) -> bool:
+        return not self.result.done() and self._clock() - self._began < HURRY_SECONDS
+
+    def reject(self, reason: str) -> None:
+        if not self.result.done():
+            self.result.set_exception(ProbeFailure(reason))
