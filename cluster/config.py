@@ -210,6 +210,15 @@ class TransferConfig(Section):
     preflight_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0, description="how long that exchange may take"
     )
+    migration_wait_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0,
+        description="how long a running request that is to move waits for room at its new worker",
+    )
+    migration_pause_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0,
+        description="a moving request goes on where it was if nobody took over this long after "
+        "it had stopped",
+    )
 
 
 class ControlConfig(Section):

@@ -48,12 +48,17 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A prefill worker asks a decode worker for room: the prompt and the whole answer."""
+    """A source asks a decode worker for room: the prompt and the whole answer.
+
+    `grows`: the source generates meanwhile, so that more blocks than the assignment's tokens need
+    will be announced.
+    """
 
     assignment: Assignment
     source: Peer
     lease_id: str
     wait_seconds: float
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,9 @@ class Announcement:
     checksums: tuple[int, ...]
     first_token: int | None = None  # set in the last announcement of an attempt, and only there
     cached_tokens: int = 0  # with it: prompt tokens that the source found in its cache
+    # With it, of a request that moves while it generates: what followed the assignment's tokens.
+    token_ids: tuple[int, ...] = ()
+    answer_when_read: bool = False  # not before all that was announced so far has been read
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,34 @@ class LeaseVerdict:
 
     held: bool
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationOrder:
+    """Move an attempt that generates to `destination`, which goes on under another number.
+
+    The gateway has every token before `known_position`; the destination tells all that follow.
+    """
+
+    attempt: AttemptId
+    destination: Peer
+    new_attempt: int
+    known_position: int
+
+    @property
+    def new_id(self) -> AttemptId:
+        return AttemptId(self.attempt.request_id, self.new_attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """What was moved. `stopped`: after the source had drawn its last token."""
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    num_blocks_stopped: int
+    stopped_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

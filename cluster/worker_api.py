@@ -8,6 +8,8 @@ from segue.cluster.handoff import (
     Assignment,
     LeaseRelease,
     LeaseVerdict,
+    MigrationOrder,
+    MigrationReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -57,6 +59,15 @@ class WorkerApi(Protocol):
 
     async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         """From decode worker `holder`: keep these leases; returns those that it does not hold."""
+        ...
+
+    async def migrate(self, order: MigrationOrder) -> MigrationReport:
+        """From a gateway: hand a running attempt over. Whatever is raised, it goes on here, unless
+        it has ended. An Abort of the new attempt gives the move up."""
+        ...
+
+    async def drain(self, reason: str) -> None:
+        """Take nothing new from now on, and leave once everything is done."""
         ...
 
     async def describe(self) -> WorkerDescription: ...

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from segue.cluster.errors import InvalidRequest
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
 from segue.cluster.worker_status import PairReport
 from segue.router.generation import Readiness
@@ -103,3 +104,15 @@ def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
         "gauges": status.gauges if status else {},
         "counters": status.counters if status else {},
     }
+
+
+def find_worker(view: FleetView, worker_id: str) -> WorkerView:
+    """Raises InvalidRequest that lists the workers if there is none of that name."""
+    living = [w for w in view.workers if w.state is not WorkerState.DEAD]
+    found = [w for w in living if w.identity.worker_id == worker_id]
+    if not found:
+        names = ", ".join(sorted(w.identity.worker_id for w in living)) or "none"
+        raise InvalidRequest(
+            f"no worker is called '{worker_id}'; there are: {names}", param="worker"
+        )
+    return found[0]

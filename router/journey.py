@@ -27,12 +27,14 @@ from segue.cluster.errors import (
 )
 from segue.cluster.fleet import FleetView, WorkerView
 from segue.cluster.handoff import Assignment
-from segue.cluster.identity import WorkerIdentity
+from segue.cluster.identity import AttemptId, WorkerIdentity
 from segue.cluster.request import GenerationRequest, TokenLog
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.router.flight import Flight
 from segue.router.generation import TokensEvent
 from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
 from segue.router.policy import Binding, Load, choose
+from segue.router.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +50,7 @@ class JourneyCounters:
     rungs: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)  # of attempts, by FailureKind
     recovered: int = 0  # requests that finished after at least one failed attempt
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What one journey carries from attempt to attempt."""
-
-    request: GenerationRequest
-    log: TokenLog
-    deadline: float
-    attempt: int = 0
-    failed_on: set[WorkerIdentity] = field(default_factory=set)
+    migrations: Counter[str] = field(default_factory=Counter)  # by outcome
 
 
 class Journeys:
@@ -78,93 +70,95 @@ class Journeys:
         self._request_timeout_s = request_timeout_s
         self._clock = clock
         self.load = Load()
+        self.running: dict[str, Progress] = {}  # by request id
         self.counters = JourneyCounters()
         watcher.on_change(links.on_fleet_change)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokensEvent, None]:
-        progress = _Progress(
+        progress = Progress(
             request,
             TokenLog(request.num_prompt_tokens),
             self._clock() + self._request_timeout_s,
         )
+        self.running[request.request_id] = progress
+        try:
+            async with aclosing(self._attempts(progress)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if self.running.get(request.request_id) is progress:
+                del self.running[request.request_id]
+
+    async def _attempts(self, progress: Progress) -> AsyncGenerator[TokensEvent, None]:
         while True:
-            progress.attempt += 1
+            progress.tries += 1
             binding = await self._bind(progress)
             try:
                 async with aclosing(self._run(progress, binding)) as events:
                     async for event in events:
-                        if event.finish is not None and progress.attempt > 1:
+                        if event.finish is not None and progress.tries > 1:
                             self.counters.recovered += 1
                         yield event
                         if event.finish is not None:
                             return
             except AttemptFailed as error:
                 self._note_failure(progress, error)
-            await asyncio.sleep(RETRY_PAUSE_SECONDS * progress.attempt)
+            await asyncio.sleep(RETRY_PAUSE_SECONDS * progress.tries)
 
     # -- choosing ----------------------------------------------------------------------------
 
-    def _ready(self, view: FleetView) -> list[WorkerView]:
+    def ready(self, view: FleetView) -> list[WorkerView]:
         return [w for w in view.ready_workers() if self._links.usable(w.identity)]
 
-    async def _bind(self, progress: _Progress) -> Binding:
-        """Choose workers, and wait for some if the request has begun. Reserves at once."""
-        binding = choose(self._ready(self._watcher.view), self.load, progress.failed_on)
-        if binding is None and progress.attempt > 1:
+    async def _bind(self, progress: Progress) -> Binding:
+        """Choose workers, and wait for some if the request has begun."""
+        binding = choose(self.ready(self._watcher.view), self.load, progress.failed_on)
+        if binding is None and progress.tries > 1:
             logger.warning("%s waits for a worker to come back", progress.request.request_id)
             binding = await self._wait_for_workers(progress, self._recovery.worker_wait_s)
         elif binding is None and self._watcher.view.ready_workers():
             binding = await self._wait_for_workers(progress, LINK_SECONDS)
         if binding is None:
             raise Unavailable("no worker is ready to serve this model")
-        self.load.begin(binding, progress.log.next_position)
         self.counters.rungs[binding.rung.value] += 1
         return binding
 
-    async def _wait_for_workers(self, progress: _Progress, seconds: float) -> Binding | None:
+    async def _wait_for_workers(self, progress: Progress, seconds: float) -> Binding | None:
         end = min(self._clock() + seconds, progress.deadline)
         while self._clock() < end:
             await asyncio.sleep(0.05)  # links open a moment after the view lists their worker
-            binding = choose(self._ready(self._watcher.view), self.load, progress.failed_on)
+            binding = choose(self.ready(self._watcher.view), self.load, progress.failed_on)
             if binding is not None:
                 return binding
         return None
 
     # -- one attempt -------------------------------------------------------------------------
 
-    async def _run(
-        self, progress: _Progress, binding: Binding
-    ) -> AsyncGenerator[TokensEvent, None]:
+    async def _run(self, progress: Progress, binding: Binding) -> AsyncGenerator[TokensEvent, None]:
         """Events of one attempt; raises AttemptFailed, DeadlineExceeded. Leaves nothing behind."""
+        log = progress.log
+        flight = progress.flight = Flight(
+            self._links, self.load, progress.next_attempt(), binding, log.next_position
+        )
+        finished = False
+        try:
+            await self._submit(progress, flight.attempt, binding)
+            async with aclosing(self._follow(progress, flight)) as events:
+                async for event in events:
+                    finished = event.finish is not None
+                    yield event
+        finally:
+            progress.flight = None
+            flight.end(finished=finished)
+
+    async def _submit(self, progress: Progress, attempt: AttemptId, binding: Binding) -> None:
         assignment = Assignment(
             progress.request,
-            progress.attempt,
+            attempt.attempt,
             tuple(progress.log.produced),
             self._links.gateway_id,
             max(0.001, progress.deadline - self._clock()),
         )
-        attempt, workers = assignment.attempt_id, [w.identity for w in binding.workers]
-        context_tokens, in_context = progress.log.next_position, True
-        inbox = self._links.open_inbox(attempt, workers)
-        finished = False
-        try:
-            await self._submit(progress, assignment, binding)
-            async with aclosing(self._follow(progress, binding, inbox)) as events:
-                async for event in events:
-                    if in_context:
-                        self.load.end_context(binding, context_tokens)
-                        in_context = False
-                    finished = event.finish is not None
-                    yield event
-        finally:
-            self._links.close_inbox(attempt)
-            if in_context:
-                self.load.end_context(binding, context_tokens)
-            self.load.end_answer(binding)
-            if not finished:
-                self._links.abort(attempt, workers)
-
-    async def _submit(self, progress: _Progress, assignment: Assignment, binding: Binding) -> None:
         client = self._links.client(binding.prefill.identity)
         if client is None:
             raise AttemptFailed(FailureKind.WORKER_LOST, f"{binding.prefill.identity} is gone")
@@ -181,37 +175,37 @@ class Journeys:
             raise AttemptFailed(FailureKind.REFUSED, error.message, retryable=False) from error
 
     async def _follow(
-        self, progress: _Progress, binding: Binding, inbox: Inbox
+        self, progress: Progress, flight: Flight
     ) -> AsyncGenerator[TokensEvent, None]:
-        handed_over = False  # the prefill worker is not needed any more
         log = progress.log
         while True:
-            event = await self._next(progress, inbox)
-            from_prefill = event.worker == binding.prefill.identity
-            if handed_over and from_prefill:
-                continue
-            if isinstance(event, LinkLost):
+            event = await self._next(progress, flight.inbox)
+            try:
+                delta = flight.observe(event)
+            except AttemptFailed:
                 progress.failed_on.add(event.worker)
-                message = f"{event.worker}: {event.reason}"
-                raise AttemptFailed(FailureKind.WORKER_LOST, message)
-            delta = event.delta
-            handed_over = binding.decode is not None and not from_prefill
+                raise
+            if delta is None:
+                continue
             if delta.token_ids:
                 first = not log.produced
                 try:
                     fresh = log.accept(delta.position, delta.token_ids)
                 except ValueError as error:
                     raise AttemptFailed(FailureKind.WORKER_LOST, str(error)) from error
+                if fresh:
+                    flight.took_in(self._clock())
                 if fresh or delta.finish is not None:
                     cached = delta.cached_tokens if first else 0
                     yield TokensEvent(fresh, delta.finish, cached)
             if delta.finish is not None:
                 return
             if delta.failure is not None:
-                progress.failed_on.add(_culprit(binding, event.worker, delta.failure.kind))
+                culprit = _culprit(flight.binding, event.worker, delta.failure.kind)
+                progress.failed_on.add(culprit)
                 raise delta.failure.to_error()
 
-    async def _next(self, progress: _Progress, inbox: Inbox) -> DeltaFrom | LinkLost:
+    async def _next(self, progress: Progress, inbox: Inbox) -> DeltaFrom | LinkLost:
         try:
             async with asyncio.timeout(max(0.0, progress.deadline - self._clock())):
                 return await inbox.events.get()
@@ -220,18 +214,18 @@ class Journeys:
                 f"the request did not finish within {self._request_timeout_s:g} s"
             ) from None
 
-    def _note_failure(self, progress: _Progress, error: AttemptFailed) -> None:
+    def _note_failure(self, progress: Progress, error: AttemptFailed) -> None:
         """Count it; raise unless another attempt may succeed."""
         self.counters.failures[error.failure.value] += 1
         logger.warning(
-            "attempt %d of %s failed (%s)", progress.attempt, progress.request.request_id, error
+            "try %d of %s failed (%s)", progress.tries, progress.request.request_id, error
         )
         if error.failure is FailureKind.DEADLINE:
             raise DeadlineExceeded(error.message) from error
         if not error.retryable:
             raise error
-        if progress.attempt >= self._recovery.max_attempts:
-            message = f"gave up after {progress.attempt} attempts; the last one: {error.message}"
+        if progress.tries >= self._recovery.max_attempts:
+            message = f"gave up after {progress.tries} attempts; the last one: {error.message}"
             raise Unavailable(message) from error
 
 

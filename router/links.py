@@ -86,6 +86,10 @@ class WorkerLinks:
         inbox = self._inboxes[attempt] = Inbox(frozenset(workers))
         return inbox
 
+    def join_inbox(self, attempt: AttemptId, worker: WorkerIdentity, inbox: Inbox) -> None:
+        """What happens to one more attempt, on `worker`, comes to an inbox that is open."""
+        self._inboxes[attempt] = Inbox(frozenset((worker,)), inbox.events)
+
     def close_inbox(self, attempt: AttemptId) -> None:
         self._inboxes.pop(attempt, None)
 

@@ -52,6 +52,12 @@ class Load:
     def end_answer(self, binding: Binding) -> None:
         _subtract(self.answers, (binding.decode or binding.prefill).identity, 1)
 
+    def begin_move(self, target: WorkerIdentity) -> None:
+        self.answers[target] += 1
+
+    def give_up_move(self, target: WorkerIdentity) -> None:
+        _subtract(self.answers, target, 1)
+
 
 def _subtract(counter: Counter[WorkerIdentity], identity: WorkerIdentity, amount: int) -> None:
     counter[identity] -= amount
@@ -71,6 +77,16 @@ def choose(
 def _is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
     """Whether `decode` refuses to read KV from `prefill`: their preflight failed."""
     return decode.status is not None and prefill.identity in decode.status.refused_sources
+
+
+def choose_writer(
+    ready: Iterable[WorkerView], load: Load, avoid: Collection[WorkerIdentity]
+) -> WorkerView | None:
+    """Where a running request may move to: whoever writes the fewest answers."""
+    writers = [w for w in ready if w.role != "prefill" and w.identity not in avoid]
+    return min(
+        writers, key=lambda w: (load.answers[w.identity], w.identity.worker_id), default=None
+    )
 
 
 def _best(workers: list[WorkerView], load: Load) -> Binding | None:

@@ -48,6 +48,7 @@ class SampleRun:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_running = len(plan.requests)
         self._num_started = 0
+        self._closed = False
         self._cached_tokens = 0
         self.num_completion_tokens = 0
 
@@ -57,6 +58,7 @@ class SampleRun:
         return self._num_running == 0
 
     async def __aenter__(self) -> Self:
+        self._service.names.add(self._exchange.request_id, self._request_ids())
         for index, request in enumerate(self._plan.requests):
             task = asyncio.create_task(self._pump(index, request))
             self._tasks.add(task)
@@ -71,7 +73,13 @@ class SampleRun:
     ) -> None:
         await self.close()
 
+    def _request_ids(self) -> list[str]:
+        return [request.request_id for request in self._plan.requests]
+
     async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._service.names.remove(self._exchange.request_id, self._request_ids())
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

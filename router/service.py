@@ -1,7 +1,7 @@
 """Everything the HTTP routes share: the served model, who generates, and the gateway's limits."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from segue.cluster.config import GatewayConfig
@@ -10,6 +10,7 @@ from segue.cluster.step_trace import StepRecord
 from segue.router.chat_template import ChatTemplate
 from segue.router.generation import Generator, ModelCard, Readiness
 from segue.router.http_metrics import HttpMetrics
+from segue.router.request_names import RequestNames
 from segue.router.tokenizer import TextTokenizer
 
 
@@ -27,3 +28,4 @@ class Service:
     trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None
     keep_alive_seconds: float
     lag: LoopLag
+    names: RequestNames = field(default_factory=RequestNames)

@@ -17,6 +17,7 @@ from segue.cluster.errors import (
     FailureKind,
     SegueError,
     StaleReference,
+    TransferError,
     Unavailable,
 )
 from segue.cluster.handoff import (
@@ -88,7 +89,7 @@ class DecodeRole:
             async with asyncio.timeout(reservation.wait_seconds):
                 return ReserveOutcome(await asyncio.shield(landing.granted))
         except TimeoutError:
-            message = f"no room within {reservation.wait_seconds:g} s"
+            message = f"no room within {reservation.wait_seconds:g} s{self._shortage(landing)}"
             landing.task.cancel(message)
             return ReserveOutcome(failure=Failure(FailureKind.CREDIT_TIMEOUT, message))
         except AttemptFailed as error:  # its owner knows, and ends
@@ -117,13 +118,25 @@ class DecodeRole:
         self._renewal.start()
         return landing
 
-    def announce(self, announcement: Announcement) -> None:
+    def _shortage(self, landing: Landing) -> str:
+        cache, sequence = self._engine.cache, landing.sequence
+        need = cache.blocks_for(cache.final_tokens(sequence))
+        free = max(0, cache.pool.num_available - cache.promised_blocks)
+        running, slots = self._engine.scheduler.num_admitted, self._engine.scheduler.max_num_seqs
+        return (
+            f": it needs {need} KV blocks, {free} of {cache.pool.num_blocks} are neither held nor "
+            f"promised; {running} of {slots} sequences are admitted"
+        )
+
+    async def announce(self, announcement: Announcement) -> None:
         landing = self._landings.get(announcement.attempt)
         if landing is None:
             raise StaleReference(f"{announcement.attempt} has no credit here")
         if announcement.source.identity != landing.source.identity:
             raise StaleReference(f"{announcement.attempt} was reserved by another worker")
         landing.announced.put_nowait(announcement)
+        if announcement.answer_when_read:
+            await landing.caught_up()
 
     def cancel(self, source: WorkerIdentity, attempt: AttemptId, reason: str) -> None:
         """Raises StaleReference if no Release will follow: the source may end its lease itself."""
@@ -183,13 +196,28 @@ class DecodeRole:
 
     async def _receive(self, landing: Landing) -> Announcement:
         last = await landing.receive(
-            self._receiver, self._read_timeout_s, self._engine.cache.block_size
+            self._receiver,
+            self._read_timeout_s,
+            self._engine.cache.block_size,
+            lambda num_blocks: self._grow(landing, num_blocks),
         )
         for read in landing.reads:
             self.blocks_read += len(read.local_blocks)
             self.blocks_overlapped += len(read.local_blocks) if read.verified.done() else 0
         await landing.verify()
         return last
+
+    async def _grow(self, landing: Landing, num_blocks: int) -> None:
+        sequence, engine = landing.sequence, self._engine
+        limit = engine.cache.blocks_for(engine.cache.final_tokens(sequence))
+        if num_blocks > limit:
+            raise TransferError(f"{num_blocks} blocks were announced, {limit} are the most")
+        grown = engine.call(
+            lambda: engine.holds(sequence) and engine.cache.extend_landing(sequence, num_blocks)
+        )
+        if not await asyncio.wrap_future(grown):
+            message = f"no room for {num_blocks} KV blocks of a request that grew while it moved"
+            raise AttemptFailed(FailureKind.CREDIT_REFUSED, message)
 
     async def _fence(self, landing: Landing) -> None:
         """Ask the source whether the blocks were ours all the time. Fails closed."""

@@ -145,17 +145,28 @@ class Engine:
     def land(self, sequence: Sequence, last: Announcement) -> bool:
         """The context's KV is verified: begin to generate behind its first token.
 
-        The first token is reported again, so that the gateway needs nothing from the source any
-        more. False: the attempt has ended.
+        The first token is reported again, and so is what a request that moves has produced since
+        its assignment, so that the gateway needs nothing from the source any more. False: the
+        attempt has ended.
         """
         if self._sequences.get(sequence.attempt) is not sequence:
             return False
         if sequence.phase is not Phase.LANDING or last.first_token is None:
             return False
+        if last.token_ids:
+            told = TokenDelta(sequence.attempt, len(sequence.tokens), last.token_ids)
+            sequence.tokens.extend(last.token_ids)
+            self._outcome.first_tokens.append((sequence.assignment.gateway_id, told))
         self.cache.land(sequence)
         sequence.num_reused = last.cached_tokens
         self._append(sequence, last.first_token)
         return True
+
+    def holds(self, sequence: Sequence) -> bool:
+        return self._sequences.get(sequence.attempt) is sequence
+
+    def checksums(self, block_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return self._execution.checksums(block_ids)
 
     def end_lease(self, block_ids: tuple[int, ...]) -> None:
         self.cache.pool.end_lease(block_ids)

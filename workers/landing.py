@@ -1,6 +1,7 @@
 """The KV of one prompt on its way in: its credit, what was announced, what is being read."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from segue.cluster.errors import StaleReference, TransferError
@@ -53,19 +54,46 @@ class Landing:
         return True
 
     async def receive(
-        self, receiver: Receiver, read_timeout_s: float, block_size: int
+        self,
+        receiver: Receiver,
+        read_timeout_s: float,
+        block_size: int,
+        grow: Callable[[int], Awaitable[None]],
     ) -> Announcement:
-        """Read what is announced, up to the last announcement; return that. Nothing is verified."""
+        """Read what is announced, up to the last announcement; return that. Nothing is verified.
+
+        `grow(n)` makes the sequence's blocks at least n.
+        """
         while True:
             announcement = await self.announced.get()
+            end = announcement.first_block + len(announcement.block_ids)
+            if self.reservation.grows and end > len(self.sequence.block_ids):
+                await grow(end)
             self._read(announcement, receiver, read_timeout_s)
+            self.announced.task_done()
             if announcement.first_token is not None:
                 break
             self._raise_early_failure()
-        expected = -(-self.sequence.num_context // block_size)
+        num_tokens = self.sequence.num_context + len(announcement.token_ids)
+        expected = -(-num_tokens // block_size)
         if self.next_block != expected:
             raise TransferError(f"{self.next_block} of {expected} blocks were announced")
         return announcement
+
+    async def caught_up(self) -> None:
+        """Until all that was announced so far has been read, or the owner has ended."""
+        assert self.task is not None
+        reading = asyncio.create_task(self._read_so_far())
+        try:
+            await asyncio.wait({reading, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read_so_far(self) -> None:
+        await self.announced.join()
+        for read in list(self.reads):
+            await asyncio.wait({asyncio.wrap_future(read.verified)})  # its owner takes its error
 
     async def verify(self) -> None:
         """Every read is complete and its bytes match their checksums; raises TransferError."""

@@ -17,6 +17,7 @@ class Phase(StrEnum):
     LANDING = "landing"  # decode side: for the prompt's KV
     CONTEXT = "context"
     GENERATION = "generation"
+    MIGRATING = "migrating"  # stopped here: for its new worker to take over
     ENDED = "ended"
 
 

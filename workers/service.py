@@ -15,6 +15,8 @@ from segue.cluster.handoff import (
     Failure,
     LeaseRelease,
     LeaseVerdict,
+    MigrationOrder,
+    MigrationReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -23,10 +25,12 @@ from segue.cluster.handoff import (
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
+from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts, Running
 from segue.workers.decode_role import DecodeRole
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
+from segue.workers.migration import Migrations
 from segue.workers.parts import WorkerParts
 from segue.workers.prefill_role import PrefillRole
 from segue.workers.sequence import Sequence as TokenSequence
@@ -60,7 +64,7 @@ class WorkerService:
             parts.receiver,
             transfer.lease_s,
             clock,
-            on_expired=lambda lease: self.prefill.on_lease_expired(lease),
+            on_expired=self._on_lease_expired,
         )
         self.prefill = PrefillRole(
             attempts=self.attempts,
@@ -79,6 +83,15 @@ class WorkerService:
             receiver=parts.receiver,
             read_timeout_s=transfer.read_timeout_s,
             lease_s=transfer.lease_s,
+            clock=clock,
+        )
+        self.migrations = Migrations(
+            attempts=self.attempts,
+            engine=parts.engine,
+            peers=parts.peers,
+            leases=self.leases,
+            transfer=transfer,
+            block_bytes=parts.facts.block_bytes,
             clock=clock,
         )
         self._clock = clock
@@ -109,7 +122,8 @@ class WorkerService:
 
     async def abort(self, attempts: Sequence[AttemptId]) -> None:
         for attempt in attempts:
-            self.attempts.abort(attempt, "aborted by the gateway")
+            if not self.migrations.abort(attempt):
+                self.attempts.abort(attempt, "aborted by the gateway")
 
     def frames(self, gateway_id: str) -> AsyncIterator[list[TokenDelta]]:
         return self.outbox.listen(gateway_id)
@@ -118,16 +132,26 @@ class WorkerService:
         return await self.decode.reserve(reservation)
 
     async def announce(self, announcement: Announcement) -> None:
-        self.decode.announce(announcement)
+        await self.decode.announce(announcement)
 
     async def cancel(self, source: Peer, attempt: AttemptId, reason: str) -> None:
         self.decode.cancel(source.identity, attempt, reason)
 
     async def release(self, release: LeaseRelease) -> LeaseVerdict:
-        return self.prefill.release(release)
+        verdict = self.prefill.release(release)
+        self.migrations.on_release(release, verdict)
+        return verdict
 
     async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         return self.leases.renew(holder, lease_ids)
+
+    async def migrate(self, order: MigrationOrder) -> MigrationReport:
+        return await self.migrations.migrate(order)
+
+    async def drain(self, reason: str) -> None:
+        if not self.attempts.draining:
+            logger.info("draining: %s", reason)
+        self.attempts.draining = True
 
     async def describe(self) -> WorkerDescription:
         """From a peer that is about to read here for the first time."""
@@ -162,6 +186,10 @@ class WorkerService:
     def on_sources(self, sources: Sequence[Peer]) -> None:
         """The controller's word on whom this worker may have to read from."""
         self.parts.peers.greet(sources, self.parts.receiver)
+
+    def _on_lease_expired(self, lease: EndedLease) -> None:
+        self.prefill.on_lease_expired(lease)
+        self.migrations.on_lease_expired(lease)
 
     # -- news from the engine ----------------------------------------------------------------
 
@@ -217,6 +245,7 @@ class WorkerService:
         for running in self.attempts.all():
             running.abort("the worker stops")
         await asyncio.sleep(0)  # aborts take effect in the next turn of the loop
+        await self.migrations.close(CLOSE_SECONDS)
         await self.decode.close(CLOSE_SECONDS)
         await self.prefill.close(CLOSE_SECONDS)
         self.leases.close()

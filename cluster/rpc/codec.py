@@ -166,6 +166,7 @@ def reservation_to_pb(target: WorkerIdentity, reservation: Reservation) -> pb.Re
         source=peer_to_pb(reservation.source),
         lease_id=reservation.lease_id,
         wait_seconds=reservation.wait_seconds,
+        grows=reservation.grows,
     )
 
 
@@ -177,6 +178,7 @@ def reservation_from_pb(message: pb.ReserveRequest) -> Reservation:
         peer_from_pb(message.source),
         message.lease_id,
         message.wait_seconds,
+        message.grows,
     )
 
 
@@ -204,6 +206,8 @@ def announcement_to_pb(target: WorkerIdentity, item: Announcement) -> pb.Announc
         last=item.first_token is not None,
         first_token=item.first_token or 0,
         cached_tokens=item.cached_tokens,
+        token_ids=item.token_ids,
+        answer_when_read=item.answer_when_read,
     )
 
 
@@ -219,6 +223,8 @@ def announcement_from_pb(message: pb.AnnounceRequest) -> Announcement:
         checksums=tuple(message.checksums),
         first_token=message.first_token if message.last else None,
         cached_tokens=message.cached_tokens,
+        token_ids=tuple(message.token_ids),
+        answer_when_read=message.answer_when_read,
     )
 
 

@@ -187,18 +187,20 @@ class StepFrame(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[TokenDelta, _Mapping]]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("target", "assignment", "source", "lease_id", "wait_seconds")
+    __slots__ = ("target", "assignment", "source", "lease_id", "wait_seconds", "grows")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GROWS_FIELD_NUMBER: _ClassVar[int]
     target: WorkerIdentity
     assignment: Assignment
     source: Peer
     lease_id: str
     wait_seconds: float
-    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., lease_id: _Optional[str] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    grows: bool
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., lease_id: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., grows: _Optional[bool] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("granted", "num_cached_blocks", "refusal")
@@ -211,7 +213,7 @@ class ReserveReply(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., num_cached_blocks: _Optional[int] = ..., refusal: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
-    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token", "cached_tokens")
+    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token", "cached_tokens", "token_ids", "answer_when_read")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,8 @@ class AnnounceRequest(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_WHEN_READ_FIELD_NUMBER: _ClassVar[int]
     target: WorkerIdentity
     source: Peer
     attempt: AttemptId
@@ -232,7 +236,9 @@ class AnnounceRequest(_message.Message):
     last: bool
     first_token: int
     cached_tokens: int
-    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    answer_when_read: bool
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., answer_when_read: _Optional[bool] = ...) -> None: ...
 
 class AnnounceReply(_message.Message):
     __slots__ = ()
@@ -291,6 +297,46 @@ class RenewReply(_message.Message):
     UNKNOWN_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     unknown_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, unknown_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MigrateRequest(_message.Message):
+    __slots__ = ("target", "attempt", "destination", "new_attempt", "known_position")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    NEW_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_POSITION_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    attempt: AttemptId
+    destination: Peer
+    new_attempt: int
+    known_position: int
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., destination: _Optional[_Union[Peer, _Mapping]] = ..., new_attempt: _Optional[int] = ..., known_position: _Optional[int] = ...) -> None: ...
+
+class MigrateReply(_message.Message):
+    __slots__ = ("num_tokens", "num_blocks", "num_bytes", "num_blocks_stopped", "stopped_seconds")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    num_blocks_stopped: int
+    stopped_seconds: float
+    def __init__(self, num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_blocks_stopped: _Optional[int] = ..., stopped_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("target", "reason")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    reason: str
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("target",)

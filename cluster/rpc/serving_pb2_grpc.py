@@ -74,6 +74,16 @@ class WorkerStub:
                 request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewRequest.SerializeToString,
                 response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.Migrate = channel.unary_unary(
+                '/segue.v1.Worker/Migrate',
+                request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateRequest.SerializeToString,
+                response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/segue.v1.Worker/Drain',
+                request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.DrainRequest.SerializeToString,
+                response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/segue.v1.Worker/Describe',
                 request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.DescribeRequest.SerializeToString,
@@ -142,6 +152,18 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Migrate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -202,6 +224,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewRequest.FromString,
                     response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewReply.SerializeToString,
+            ),
+            'Migrate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateRequest.FromString,
+                    response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.DrainRequest.FromString,
+                    response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.DrainReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -435,6 +467,60 @@ class Worker:
             '/segue.v1.Worker/Renew',
             segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewRequest.SerializeToString,
             segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Worker/Migrate',
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateRequest.SerializeToString,
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Worker/Drain',
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.DrainRequest.SerializeToString,
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class WorkerStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_serving_pb2.CancelRequest, _serving_pb2.CancelReply]
     Release: _grpc.UnaryUnaryMultiCallable[_serving_pb2.ReleaseRequest, _serving_pb2.ReleaseReply]
     Renew: _grpc.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]
+    Migrate: _grpc.UnaryUnaryMultiCallable[_serving_pb2.MigrateRequest, _serving_pb2.MigrateReply]
+    Drain: _grpc.UnaryUnaryMultiCallable[_serving_pb2.DrainRequest, _serving_pb2.DrainReply]
     Describe: _grpc.UnaryUnaryMultiCallable[_serving_pb2.DescribeRequest, _serving_pb2.WorkerDescription]
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     Trace: _grpc.UnaryUnaryMultiCallable[_serving_pb2.TraceRequest, _serving_pb2.TraceReply]
@@ -57,6 +59,8 @@ class WorkerAsyncStub(WorkerStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_serving_pb2.CancelRequest, _serving_pb2.CancelReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_serving_pb2.ReleaseRequest, _serving_pb2.ReleaseReply]  # type: ignore[assignment]
     Renew: _aio.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]  # type: ignore[assignment]
+    Migrate: _aio.UnaryUnaryMultiCallable[_serving_pb2.MigrateRequest, _serving_pb2.MigrateReply]  # type: ignore[assignment]
+    Drain: _aio.UnaryUnaryMultiCallable[_serving_pb2.DrainRequest, _serving_pb2.DrainReply]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_serving_pb2.DescribeRequest, _serving_pb2.WorkerDescription]  # type: ignore[assignment]
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     Trace: _aio.UnaryUnaryMultiCallable[_serving_pb2.TraceRequest, _serving_pb2.TraceReply]  # type: ignore[assignment]
@@ -117,6 +121,20 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _serving_pb2.RenewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_serving_pb2.RenewReply, _abc.Awaitable[_serving_pb2.RenewReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Migrate(
+        self,
+        request: _serving_pb2.MigrateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.MigrateReply, _abc.Awaitable[_serving_pb2.MigrateReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _serving_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.DrainReply, _abc.Awaitable[_serving_pb2.DrainReply]]: ...
 
     @_abc_1.abstractmethod
     def Describe(

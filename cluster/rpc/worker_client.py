@@ -8,6 +8,8 @@ from segue.cluster.handoff import (
     Assignment,
     LeaseRelease,
     LeaseVerdict,
+    MigrationOrder,
+    MigrationReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -18,6 +20,7 @@ from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.channel import open_channel
 from segue.cluster.rpc.fleet_codec import status_from_pb
+from segue.cluster.rpc.migration_codec import migration_report_from_pb, migration_to_pb
 from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 
@@ -89,6 +92,16 @@ class WorkerClient:
         )
         reply = await self._channel.unary(self._stub.Renew, request, deadline_s=deadline_s)
         return set(reply.unknown_lease_ids)
+
+    async def migrate(self, order: MigrationOrder, *, deadline_s: float) -> MigrationReport:
+        request = migration_to_pb(self.peer.identity, order)
+        return migration_report_from_pb(
+            await self._channel.unary(self._stub.Migrate, request, deadline_s=deadline_s)
+        )
+
+    async def drain(self, reason: str, *, deadline_s: float) -> None:
+        request = pb.DrainRequest(target=self._target, reason=reason)
+        await self._channel.unary(self._stub.Drain, request, deadline_s=deadline_s)
 
     async def describe(self, *, deadline_s: float) -> WorkerDescription:
         request = pb.DescribeRequest(target=self._target)

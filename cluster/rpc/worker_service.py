@@ -9,6 +9,7 @@ from segue.cluster.identity import WorkerIdentity
 from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.fleet_codec import status_to_pb
+from segue.cluster.rpc.migration_codec import migration_from_pb, migration_report_to_pb
 from segue.cluster.rpc.server import Context
 from segue.cluster.worker_api import WorkerApi
 
@@ -76,6 +77,16 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
         holder = codec.identity_from_pb(request.holder)
         unknown = await self._worker.renew(holder, list(request.lease_ids))
         return pb.RenewReply(unknown_lease_ids=unknown)
+
+    async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateReply:
+        self._fence(request.target)
+        report = await self._worker.migrate(migration_from_pb(request))
+        return migration_report_to_pb(report)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        self._fence(request.target)
+        await self._worker.drain(request.reason)
+        return pb.DrainReply()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.WorkerDescription:
         self._fence(request.target)

@@ -5,11 +5,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.cluster.errors import FailureKind, InvalidRequest
-from segue.cluster.handoff import Announcement, Assignment, Failure, Reservation, TokenDelta
+from segue.cluster.handoff import (
+    Announcement,
+    Assignment,
+    Failure,
+    MigrationOrder,
+    MigrationReport,
+    Reservation,
+    TokenDelta,
+)
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
 from segue.cluster.retention import Retention, RetentionRange
 from segue.cluster.rpc import codec, serving_pb2
+from segue.cluster.rpc.migration_codec import (
+    migration_from_pb,
+    migration_report_from_pb,
+    migration_report_to_pb,
+    migration_to_pb,
+)
 from segue.cluster.rpc.retention_codec import retention_from_pb
 
 names = st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable())
@@ -65,7 +79,7 @@ failures = st.builds(Failure, st.sampled_from(FailureKind), names, st.booleans()
 def test_reservation_round_trip(
     assignment: Assignment, source: Peer, lease: str, wait: float, target: WorkerIdentity
 ) -> None:
-    sent = Reservation(assignment, source, lease, wait)
+    sent = Reservation(assignment, source, lease, wait, grows=wait > 1)
     wire = codec.reservation_to_pb(target, sent).SerializeToString()
     message = serving_pb2.ReserveRequest.FromString(wire)
     assert codec.reservation_from_pb(message) == sent
@@ -93,7 +107,10 @@ def test_announcement_round_trip(
     source: Peer, attempt: AttemptId, first: int, blocks: tuple[int, ...], token: int | None
 ) -> None:
     sums = tuple(block * 2**31 for block in blocks)
-    sent = Announcement(source, attempt, 7, first, blocks, sums, token)
+    more = () if token is None else blocks
+    sent = Announcement(
+        source, attempt, 7, first, blocks, sums, token, token_ids=more, answer_when_read=bool(more)
+    )
     wire = codec.announcement_to_pb(source.identity, sent).SerializeToString()
     assert codec.announcement_from_pb(serving_pb2.AnnounceRequest.FromString(wire)) == sent
 
@@ -111,3 +128,22 @@ def test_incomplete_messages_name_what_is_missing() -> None:
         codec.assignment_from_pb(serving_pb2.Assignment())
     with pytest.raises(InvalidRequest, match="failure kind"):
         codec.failure_from_pb(serving_pb2.Failure(kind="surprise"))
+
+
+@given(attempts, peers, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), identities)
+def test_migration_round_trip(
+    attempt: AttemptId, destination: Peer, number: int, known: int, target: WorkerIdentity
+) -> None:
+    sent = MigrationOrder(attempt, destination, number, known)
+    wire = migration_to_pb(target, sent).SerializeToString()
+    message = serving_pb2.MigrateRequest.FromString(wire)
+    assert migration_from_pb(message) == sent
+    assert codec.identity_from_pb(message.target) == target
+    assert sent.new_id == AttemptId(attempt.request_id, number)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.floats(0, 1e9))
+def test_migration_report_round_trip(number: int, num_bytes: int, seconds: float) -> None:
+    sent = MigrationReport(number, number // 2, num_bytes, number // 3, seconds)
+    wire = migration_report_to_pb(sent).SerializeToString()
+    assert migration_report_from_pb(serving_pb2.MigrateReply.FromString(wire)) == sent

@@ -16,6 +16,8 @@ from segue.cluster.handoff import (
     Failure,
     LeaseRelease,
     LeaseVerdict,
+    MigrationOrder,
+    MigrationReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -39,6 +41,9 @@ class ScriptedWorker:
     refusal: SegueError | None = None
     submitted: list[tuple[Assignment, Peer | None]] = field(default_factory=list)
     aborted: list[AttemptId] = field(default_factory=list)
+    orders: list[MigrationOrder] = field(default_factory=list)
+    outcomes: asyncio.Queue[MigrationReport | SegueError] = field(default_factory=asyncio.Queue)
+    drained: list[str] = field(default_factory=list)
     server: RpcServer | None = None
     _said: asyncio.Queue[list[TokenDelta] | None] = field(default_factory=asyncio.Queue)
 
@@ -94,6 +99,16 @@ class ScriptedWorker:
 
     async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         raise NotImplementedError
+
+    async def migrate(self, order: MigrationOrder) -> MigrationReport:
+        self.orders.append(order)
+        outcome = await self.outcomes.get()
+        if isinstance(outcome, SegueError):
+            raise outcome
+        return outcome
+
+    async def drain(self, reason: str) -> None:
+        self.drained.append(reason)
 
     async def describe(self) -> WorkerDescription:
         raise NotImplementedError

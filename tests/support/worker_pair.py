@@ -134,18 +134,27 @@ class Pair:
         self.nodes.append(new)
         return new
 
+    async def another(self, role: Role, worker_id: str, kind: "NodeKind | None" = None) -> Node:
+        """One more worker; `show` lists it."""
+        node = await start_node(
+            self.fabric, role, self.transfer, worker_id=worker_id, kind=kind or NodeKind()
+        )
+        self.nodes.append(node)
+        return node
+
     async def ask(
         self,
         prompt: Sequence[int],
         max_tokens: int,
         *,
+        request_id: str | None = None,
         stop: frozenset[int] = frozenset(),
         retention: Retention | None = None,
         on_token: Callable[[Answer], None] | None = None,
     ) -> Answer:
         answer = Answer()
         request = GenerationRequest(
-            new_incarnation(),
+            request_id or new_incarnation(),
             tuple(prompt),
             SamplingParams(temperature=0.0),
             StopRule(max_tokens, 0, stop),

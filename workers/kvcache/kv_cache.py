@@ -170,8 +170,20 @@ class KVCache:
     def land(self, sequence: Sequence) -> None:
         """The context's KV has arrived and was verified; make it visible in one step."""
         self.pool.land(self.landing_blocks(sequence))
-        sequence.num_computed = sequence.num_context
+        sequence.num_computed = len(sequence.tokens)
         self.publish(sequence)
+
+    def extend_landing(self, sequence: Sequence, num_blocks: int) -> bool:
+        """More KV is on its way than the sequence was admitted for. False: there is no room."""
+        held = len(sequence.block_ids)
+        missing = num_blocks - held
+        if missing - sequence.promised_blocks > self.pool.num_available - self._promised:
+            return False
+        if missing > 0:
+            sequence.block_ids.extend(self._content.allocate(missing, landing=True))
+            self._retain_fresh(sequence, held)
+            self._promise(sequence)
+        return True
 
     def landing_blocks(self, sequence: Sequence) -> list[int]:
         return [b for b in sequence.block_ids if self.pool.state(b) is BlockState.LANDING]

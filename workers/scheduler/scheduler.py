@@ -101,6 +101,14 @@ class Scheduler:
         sequence.phase = Phase.GENERATION
         self.generation.join(sequence)
 
+    def halt(self, sequence: Sequence) -> None:
+        """Between two steps: it generates no more, but keeps its blocks and its slot among those
+        whose KV is on its way. `start_generation` takes it back."""
+        self.generation.leave(sequence)
+        sequence.phase = Phase.MIGRATING
+        self.landing[sequence] = None
+        self.held[sequence.attempt] = Reason.MIGRATING
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence wherever it is. Its blocks are the caller's business."""
         self._withdraw(sequence)
