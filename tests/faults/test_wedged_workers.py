@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from local_fleet import Answer, LocalFleet, local_fleet
+from process_footprint import Slack, measure, shrunk
 from wedging_worker import ENTRY, FOLDER_VARIABLE
 
 from segue.cluster.config import parse_config
@@ -57,10 +58,10 @@ async def test_a_wedged_worker_is_named_and_replaced(
     monkeypatch.setenv("PYTHONPATH", str(support), prepend=os.pathsep)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     async with local_fleet(parse_config(CONFIG), bundled_model, worker_entry=ENTRY) as fleet:
-        undisturbed = await fleet.ask(PROMPT, NUM_TOKENS)
-        for role in ("prefill", "decode"):
-            await fleet.ready(2)
-            victim = fleet.worker(role)
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            undisturbed = await fleet.ask(PROMPT, NUM_TOKENS)
+            victim, survivor = fleet.worker(role), fleet.worker(other)
+            before = {pid: measure(pid) for pid in (survivor.pid, os.getpid())}
             asking = asyncio.create_task(wedge(fleet, tmp_path, role))
             await fleet.watcher.wait_until(lambda view: not readiness(view, 0.0).ready, 40)
             told = readiness(fleet.watcher.view, 0.0).reason
@@ -75,4 +76,6 @@ async def test_a_wedged_worker_is_named_and_replaced(
             assert "called by segue.workers.step_execution." in heir.last_end
             with pytest.raises(ProcessLookupError):
                 os.kill(victim.pid, 0)
-        await fleet.settled()
+            await fleet.settled()
+            for pid, footprint in before.items():
+                await shrunk(pid, footprint, Slack(threads=4))
