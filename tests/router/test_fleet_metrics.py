@@ -1,5 +1,9 @@
 """What the fleet view becomes on the metrics page."""
 
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
 from segue.cluster.fleet import DeathCause, FleetView, WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import WorkerStatus
@@ -7,12 +11,20 @@ from segue.router.fleet_metrics import FleetMetrics
 from segue.router.journey import JourneyCounters
 from segue.router.links import WorkerLinks
 
-LABELS = 'model_name="m",pool="decode",role="decode",worker_id="decode-0"'
+LABELS = {"model_name": "m", "pool": "decode", "role": "decode", "worker_id": "decode-0"}
 
 
-async def page(worker: WorkerView) -> str:
+async def samples_of(worker: WorkerView) -> Callable[..., float]:
+    """Asks the page for the one sample of that name with these labels."""
     metrics = FleetMetrics("m", WorkerLinks("gateway", "token-of-this-test"), JourneyCounters())
-    return (await metrics.text(FleetView(workers=(worker,)))).decode()
+    text = (await metrics.text(FleetView(workers=(worker,)))).decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def value(name: str, **labels: str) -> float:
+        (found,) = [s.value for s in samples if s.name == name and s.labels == LABELS | labels]
+        return found
+
+    return value
 
 
 async def test_deaths_are_counted_by_cause_also_of_who_is_dead_now() -> None:
@@ -21,10 +33,10 @@ async def test_deaths_are_counted_by_cause_also_of_who_is_dead_now() -> None:
     worker = WorkerView(
         *(identity, "decode", "decode", WorkerState.DEAD), restarts=3, deaths=deaths
     )
-    text = await page(worker)
-    assert f"segue_worker_restarts_total{{{LABELS}}} 3.0" in text
-    assert f'segue_worker_deaths_total{{cause="wedged",{LABELS}}} 2.0' in text
-    assert f'segue_worker_deaths_total{{cause="exited",{LABELS}}} 1.0' in text
+    value = await samples_of(worker)
+    assert value("segue_worker_restarts_total") == 3
+    assert value("segue_worker_deaths_total", cause="wedged") == 2
+    assert value("segue_worker_deaths_total", cause="exited") == 1
 
 
 async def test_numbers_of_workers_have_their_place() -> None:
@@ -35,8 +47,9 @@ async def test_numbers_of_workers_have_their_place() -> None:
         gauges={"event_loop_lag_seconds": 0.25, "kv_blocks_free": 7.0},
         counters={"kv_events": 12.0, "attempts_ended_stop": 3.0},
     )
-    text = await page(WorkerView(identity, "decode", "decode", WorkerState.READY, status=status))
-    assert f"segue_worker_event_loop_lag_seconds{{{LABELS}}} 0.25" in text
-    assert f'segue_kv_blocks{{{LABELS},state="free"}} 7.0' in text
-    assert f"segue_kv_events_total{{{LABELS}}} 12.0" in text
-    assert f'segue_attempts_ended_total{{{LABELS},outcome="stop"}} 3.0' in text
+    ready = WorkerView(identity, "decode", "decode", WorkerState.READY, status=status)
+    value = await samples_of(ready)
+    assert value("segue_worker_event_loop_lag_seconds") == 0.25
+    assert value("segue_kv_blocks", state="free") == 7
+    assert value("segue_kv_events_total") == 12
+    assert value("segue_attempts_ended_total", outcome="stop") == 3
