@@ -73,6 +73,9 @@ class GatewayConfig(Section):
     api_keys_file: str | None = Field(
         default=None, description="one key a line; absent: no key is asked"
     )
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=30.0, description="how long running requests may take when the gateway is to stop"
+    )
     admission: AdmissionConfig = AdmissionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
 
@@ -228,6 +231,11 @@ class ControlConfig(Section):
     )
     suspect_after_s: Annotated[float, Field(gt=0)] = Field(
         default=2.5, description="a silent worker gets no new requests after this long"
+    )
+    drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0,
+        description="a draining worker leaves when nothing is left on it, at the latest then; what "
+        "it still writes goes on elsewhere",
     )
     start_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=300.0,

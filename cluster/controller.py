@@ -160,6 +160,7 @@ class Controller:
             self._launcher,
             self._bell,
             start_timeout_s=self._control.start_timeout_s,
+            drain_timeout_s=self._control.drain_timeout_s,
         )
 
     def _pool_view(self, name: str) -> PoolView:

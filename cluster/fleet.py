@@ -31,6 +31,7 @@ class DeathCause(StrEnum):
     FAILED = "failed"  # it beats, but a thread that it needs has ended
     NOT_STARTED = "not_started"  # no process came, or it was not ready in time
     REFUSED = "refused"  # it does not fit the fleet
+    DRAINED = "drained"  # it was told to leave, and took its time for what it had
     REPLACED = "replaced"  # another life took its place
 
 

@@ -120,7 +120,7 @@ class Registry:
             if not record.view.reason.startswith(STALLED):  # the first account of it stays
                 self._enter(record, WorkerState.SUSPECT, f"{STALLED}: {status.cause}", now)
         elif status.condition is WorkerCondition.DRAINING:
-            self._enter(record, WorkerState.DRAINING, "the worker is draining", now)
+            self._enter(record, WorkerState.DRAINING, status.cause or "draining", now)
         else:
             self._enter(record, WorkerState.READY, "", now)
         return record.view.state is not WorkerState.DEAD

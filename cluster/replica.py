@@ -18,6 +18,7 @@ PROBE_INTERVAL_S = 0.25  # of a worker that is not ready
 PROBE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 15.0
 MAX_BACKOFF_S = 30.0
+DRAIN_GRACE_S = 15.0  # a worker that has drained closes what it has open
 SETTLED_AFTER_S = 30.0  # one that was ready this long does not count as one of a series of deaths
 
 
@@ -38,6 +39,7 @@ class Replica:
         bell: ChangeBell,
         *,
         start_timeout_s: float,
+        drain_timeout_s: float,
     ) -> None:
         self.worker_id = worker_id
         self.reason = ""  # why nothing runs in this slot now
@@ -46,6 +48,7 @@ class Replica:
         self._launcher = launcher
         self._bell = bell
         self._start_timeout_s = start_timeout_s
+        self._drain_timeout_s = drain_timeout_s
         self._failures = 0
         self._ready_since: float | None = None
 
@@ -59,7 +62,8 @@ class Replica:
             self._ready_since = None
             ending = ending or await self._outlive(identity)
             ready_for = time.monotonic() - (self._ready_since or time.monotonic())
-            self._failures = 0 if ready_for >= SETTLED_AFTER_S else self._failures + 1
+            settled = ready_for >= SETTLED_AFTER_S or ending.cause is DeathCause.DRAINED
+            self._failures = 0 if settled else self._failures + 1
             logger.warning("%s is dead (%s): %s", identity, ending.cause, ending.reason)
             await self._end(identity, ending)
             await self._pause(ending.reason)
@@ -81,6 +85,7 @@ class Replica:
     async def _outlive(self, identity: WorkerIdentity) -> Ending:
         """Return, with the cause, once that life is over or must be ended."""
         start_deadline = time.monotonic() + self._start_timeout_s
+        drain_deadline: float | None = None
         while True:
             rung = self._bell.rung
             view = self._registry.newest(self.worker_id)
@@ -93,6 +98,13 @@ class Replica:
                 self._ready_since = self._ready_since or time.monotonic()
             else:
                 probe = await self._probe(identity)
+                if view.state is WorkerState.DRAINING:
+                    now = time.monotonic()
+                    drain_deadline = drain_deadline or now + self._drain_timeout_s + DRAIN_GRACE_S
+                    if probe.state is LaunchState.GONE:
+                        return Ending(DeathCause.DRAINED, f"drained ({view.reason})")
+                    if now > drain_deadline:
+                        return Ending(DeathCause.DRAINED, f"did not leave ({view.reason})")
                 if probe.state is LaunchState.GONE:
                     return Ending(DeathCause.EXITED, probe.reason or "its process is gone")
                 if view.state is WorkerState.STARTING:

@@ -2,9 +2,12 @@
 
 As a program (`python -m segue.cluster.worker_entry module:Class`) it reads the settings from the
 first line of its standard input and stops when that input ends: so it never outlives its parent.
+SIGTERM makes it drain, a second one ends it at once.
 """
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -17,6 +20,10 @@ class WorkerEntry(Protocol):
 
     def start(self) -> None:
         """Return once it serves; it goes on in threads of its own."""
+        ...
+
+    def drain(self, reason: str) -> None:
+        """Take nothing new, and end the process once everything is done. Returns at once."""
         ...
 
     def stop(self) -> None:
@@ -36,10 +43,27 @@ def load_entry(entry: str) -> Callable[[str], WorkerEntry]:
     return cast(Callable[[str], WorkerEntry], found)
 
 
+class TerminationSignal:
+    """What SIGTERM does to a worker's process. Built in the main thread, as Python demands."""
+
+    def __init__(self) -> None:
+        self.worker: WorkerEntry | None = None  # set once it serves
+        self._seen = False
+        signal.signal(signal.SIGTERM, self._obey)
+
+    def _obey(self, signum: int, frame: object) -> None:
+        if self.worker is None or self._seen:
+            os._exit(128 + signum)
+        self._seen = True
+        self.worker.drain("SIGTERM")
+
+
 def main() -> None:
     settings = sys.stdin.readline()
+    termination = TerminationSignal()
     worker = load_entry(sys.argv[1])(settings)
     worker.start()
+    termination.worker = worker
     sys.stdin.read()
     worker.stop()
 

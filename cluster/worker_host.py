@@ -5,7 +5,7 @@ import logging
 import os
 
 from segue.cluster.errors import SegueError
-from segue.cluster.worker_entry import WorkerEntry, load_entry
+from segue.cluster.worker_entry import TerminationSignal, WorkerEntry, load_entry
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -22,6 +22,7 @@ class WorkerHost:
         fields["host"] = fields.get("host") or host
         self._settings = json.dumps(fields)
         self._worker: WorkerEntry | None = None
+        self._termination = TerminationSignal()  # here: an actor is built in the main thread
 
     def pid(self) -> int:
         return os.getpid()
@@ -35,7 +36,7 @@ class WorkerHost:
             logging.getLogger(__name__).exception("the worker could not be started")
             told = isinstance(error, SegueError)
             return str(error) if told else f"{type(error).__name__}: {error}"
-        self._worker = worker
+        self._worker = self._termination.worker = worker
         return ""
 
     def stop(self) -> None:

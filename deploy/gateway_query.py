@@ -11,11 +11,24 @@ TIMEOUT_S = 10.0
 
 def fetch(url: str, path: str, api_key: str | None, **query: str | int) -> dict[str, Any]:
     """Raises Unavailable if nobody answers there, InvalidRequest with the gateway's own words."""
+    return _asked("GET", url, path, api_key, TIMEOUT_S, params=query)
+
+
+def order(
+    url: str, path: str, api_key: str | None, body: dict[str, str], timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """As `fetch`, for what changes something."""
+    return _asked("POST", url, path, api_key, timeout_s, json=body)
+
+
+def _asked(
+    method: str, url: str, path: str, api_key: str | None, timeout_s: float, **content: Any
+) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     target = url.rstrip("/") + path
     try:
-        answer = httpx.get(
-            target, params=query, headers=headers, timeout=TIMEOUT_S, trust_env=False
+        answer = httpx.request(
+            method, target, headers=headers, timeout=timeout_s, trust_env=False, **content
         )
         body = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

@@ -10,6 +10,7 @@ from segue.cluster.config import quiet_grpc
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.bench_command import bench_app
 from segue.deploy.config_command import config_app
+from segue.deploy.drain_command import drain, migrate
 from segue.deploy.schedule_command import schedule
 from segue.deploy.status_command import status
 from segue.deploy.trace_command import trace
@@ -26,6 +27,8 @@ app.add_typer(bench_app, name="bench")
 app.command()(status)
 app.command()(schedule)
 app.command()(trace)
+app.command()(migrate)
+app.command()(drain)
 
 
 def _print_version(wanted: bool) -> None:

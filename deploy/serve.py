@@ -23,6 +23,7 @@ from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.fleet_log import FleetLog
 from segue.deploy.served_model import ServedModel, find_model
 from segue.router.api_keys import load_api_keys
+from segue.router.evacuation import Evacuation
 from segue.router.fleet import readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.gateway import create_app
@@ -30,6 +31,8 @@ from segue.router.generation import Readiness
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
+from segue.router.migration import Migrations
+from segue.router.operations import Operations
 from segue.router.server import GatewayServer
 from segue.router.tracing import Tracing
 
@@ -191,6 +194,8 @@ class Deployment:
         card = self._model.card
         journeys = build_generator(self._config, self._watcher, links)
         metrics = FleetMetrics(card.id, links, journeys.counters)
+        migrations = Migrations(journeys, links, lambda: self._watcher.view)
+        Evacuation(self._watcher, journeys, migrations)
         app = create_app(
             generator=journeys,
             card=card,
@@ -200,10 +205,11 @@ class Deployment:
             metrics_text=lambda: metrics.text(self._watcher.view),
             status=lambda: self._status(metrics),
             trace=Tracing(lambda: self._watcher.view, links).steps,
+            operations=Operations(journeys, migrations, links, lambda: self._watcher.view),
         )
         self._watcher.on_change(FleetLog(self._readiness, f"{url}/v1 as {card.id}").observe)
         logger.info("serving %s", url)
-        return GatewayServer(app)
+        return GatewayServer(app, self._config.gateway.drain_timeout_s)
 
     def _controller_settings(self) -> ControllerSettings:
         return ControllerSettings(

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from segue.cluster.errors import ConfigurationError
 from segue.router.error_body import error_response
 
-_GUARDED = ("/v1", "/tokenize", "/detokenize", "/debug")
+_GUARDED = ("/v1", "/tokenize", "/detokenize", "/debug", "/admin")
 
 
 class ApiKeys:

@@ -93,7 +93,7 @@ def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
         "pool": worker.pool,
         "role": worker.role,
         "state": worker.state.value,
-        "reason": worker.reason,
+        "reason": _reason(worker),
         "state_seconds": round(worker.state_seconds + age_seconds, 1),
         "pid": worker.pid,
         "restarts": worker.restarts,
@@ -104,6 +104,15 @@ def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
         "gauges": status.gauges if status else {},
         "counters": status.counters if status else {},
     }
+
+
+def _reason(worker: WorkerView) -> str:
+    """With what it waits for, if it drains."""
+    if worker.state is not WorkerState.DRAINING or worker.status is None:
+        return worker.reason
+    gauges = worker.status.gauges
+    requests, leases = gauges.get("attempts", 0.0), gauges.get("leases", 0.0)
+    return f"{worker.reason}: waits for {requests:.0f} requests, {leases:.0f} leases"
 
 
 def find_worker(view: FleetView, worker_id: str) -> WorkerView:

@@ -134,16 +134,25 @@ class _Fleet(Collector):
         transport = GaugeMetricFamily(
             "segue_kv_transport_info", "What moves KV blocks.", labels=(*LABELS, "transport")
         )
+        draining = GaugeMetricFamily(
+            "segue_worker_draining", "1 while the worker takes nothing new.", labels=LABELS
+        )
         for worker in workers:
+            is_draining = worker.state is WorkerState.DRAINING
+            draining.add_metric(self._labels(worker), float(is_draining))
             if worker.status is None:
                 continue
-            labels = (self._model_name, worker.pool, worker.role, worker.identity.worker_id)
+            labels = self._labels(worker)
             transport.add_metric((*labels, worker.status.transport), 1)
             _add(families, labels, worker.status.gauges, GAUGES, GAUGE_FAMILIES)
             _add(families, labels, worker.status.counters, COUNTERS, COUNTER_FAMILIES)
         yield from families.values()
         yield transport
+        yield draining
         yield from self._pairs(workers)
+
+    def _labels(self, worker: WorkerView) -> tuple[str, str, str, str]:
+        return self._model_name, worker.pool, worker.role, worker.identity.worker_id
 
     def _pairs(self, workers: Iterable[WorkerView]) -> Iterator[Metric]:
         names = ("model_name", "source_id", "reader_id", "transport")
@@ -178,7 +187,7 @@ class _Fleet(Collector):
             labels=(*LABELS, "cause"),
         )
         for worker in workers:
-            labels = (self._model_name, worker.pool, worker.role, worker.identity.worker_id)
+            labels = self._labels(worker)
             restarts.add_metric(labels, worker.restarts)
             for cause, count in worker.deaths.items():
                 deaths.add_metric((*labels, cause.value), count)
@@ -198,6 +207,14 @@ class _Fleet(Collector):
         for kind, count in self._journeys.failures.items():
             failures.add_metric((kind,), count)
         yield failures
+        migrations = CounterMetricFamily(
+            "segue_migrations",
+            "Running requests that were to move to another worker.",
+            labels=("outcome",),
+        )
+        for outcome, count in self._journeys.migrations.items():
+            migrations.add_metric((outcome,), count)
+        yield migrations
         yield CounterMetricFamily(
             "segue_journey_recovered",
             "Requests that finished after a failed attempt.",

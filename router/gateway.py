@@ -12,6 +12,7 @@ import segue
 from segue.cluster.config import GatewayConfig
 from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
+from segue.router.admin_routes import ADMIN_PATHS, admin_routes
 from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
 from segue.router.api_keys import ApiKeyLayer, load_api_keys
 from segue.router.chat_template import load_chat_template
@@ -20,6 +21,7 @@ from segue.router.exchange_layer import WIND_UP_SECONDS, ExchangeLayer
 from segue.router.generation import Generator, ModelCard, Readiness
 from segue.router.generation_routes import generation_routes
 from segue.router.http_metrics import HttpMetrics
+from segue.router.operations import Operations
 from segue.router.plain_routes import health_routes, model_routes, operation_routes
 from segue.router.service import Service
 from segue.router.tokenize_routes import tokenize_routes
@@ -51,9 +53,11 @@ def create_app(
     metrics_text: Callable[[], Awaitable[bytes]],
     status: Callable[[], Awaitable[dict[str, Any]]],
     trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None = None,
+    operations: Operations | None = None,
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
-    """`trace` gives the last steps of a worker by its id; without it the route is not there.
+    """`trace` gives the last steps of a worker by its id; without it the route is not there, nor
+    are those that change something without `operations`.
 
     Raises ConfigurationError if the model folder or the key file can not be used."""
     threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="segue-text")
@@ -92,6 +96,8 @@ def create_app(
         *(generation_routes, tokenize_routes, model_routes, health_routes, operation_routes),
     ):
         app.include_router(routes(service))
+    if operations is not None:
+        app.include_router(admin_routes(service, operations))
     install_error_responses(app, config.admission.overload_status)
     _add_layers(app, service, admission)
     return app
@@ -113,6 +119,6 @@ def _add_layers(app: FastAPI, service: Service, admission: Admission) -> None:
 
 def endpoint_of(path: str) -> str:
     """The label of a path in metrics: a closed set, whatever clients ask for."""
-    if path in ADMITTED_PATHS or path in _PLAIN_PATHS:
+    if path in ADMITTED_PATHS or path in _PLAIN_PATHS or path in ADMIN_PATHS:
         return path
     return "/v1/models/{id}" if path.startswith("/v1/models/") else "other"

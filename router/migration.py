@@ -59,7 +59,7 @@ class Migrations:
         if target.state is not WorkerState.READY:
             told = f": {target.reason}" if target.reason else ""
             raise InvalidRequest(f"{worker_id} is {target.state}{told}", param="worker")
-        return await self.move(progress, target)
+        return await asyncio.shield(self.begin(progress, target))
 
     def _find(self, request_id: str) -> Progress:
         running = self._journeys.running
@@ -81,9 +81,9 @@ class Migrations:
             and flight.writer == worker
         ]
 
-    async def move(self, progress: Progress, target: WorkerView) -> Migration:
-        """Raises InvalidRequest if it cannot be tried, another SegueError if it failed: then the
-        request goes on where it was."""
+    def begin(self, progress: Progress, target: WorkerView) -> "asyncio.Task[Migration]":
+        """Raises InvalidRequest or Unavailable if it cannot be tried. The task raises a SegueError
+        if it failed: then the request goes on where it was."""
         name, flight = progress.request.request_id, progress.flight
         if flight is None or not flight.generates:
             raise InvalidRequest(f"request '{name}' is not being written yet", param="request")
@@ -106,7 +106,7 @@ class Migrations:
         following = asyncio.create_task(self._follow(flight, move, client, order))
         self._following.add(following)
         following.add_done_callback(self._followed)
-        return await asyncio.shield(following)
+        return following
 
     def _followed(self, task: asyncio.Task[Migration]) -> None:
         self._following.discard(task)

@@ -79,11 +79,15 @@ def _is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
     return decode.status is not None and prefill.identity in decode.status.refused_sources
 
 
-def choose_writer(
-    ready: Iterable[WorkerView], load: Load, avoid: Collection[WorkerIdentity]
-) -> WorkerView | None:
-    """Where a running request may move to: whoever writes the fewest answers."""
-    writers = [w for w in ready if w.role != "prefill" and w.identity not in avoid]
+def choose_writer(ready: Iterable[WorkerView], load: Load, source: WorkerView) -> WorkerView | None:
+    """Where an answer of `source` may move to: whoever can read from it and writes the fewest."""
+    writers = [
+        worker
+        for worker in ready
+        if worker.role != "prefill"
+        and worker.identity != source.identity
+        and not _is_apart(source, worker)
+    ]
     return min(
         writers, key=lambda w: (load.answers[w.identity], w.identity.worker_id), default=None
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
@@ -10,7 +11,7 @@ from fastapi import FastAPI
 from segue.router.http_protocol import BoundedHttpProtocol
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
-DRAIN_SECONDS = 30  # for the answers under way when the server is told to stop
+DRAIN_SECONDS = 30.0
 
 
 class _CutOff(logging.Filter):
@@ -27,7 +28,8 @@ _CUT_OFF = _CutOff()
 class GatewayServer(uvicorn.Server):
     """Serves `app`; leaves signals to whoever runs it."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, drain_timeout_s: float = DRAIN_SECONDS) -> None:
+        """`drain_timeout_s`: for the answers under way when the server is told to stop."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -38,7 +40,7 @@ class GatewayServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
+                timeout_graceful_shutdown=math.ceil(drain_timeout_s),
             )
         )
         logging.getLogger("uvicorn.error").addFilter(_CUT_OFF)  # adding it again changes nothing

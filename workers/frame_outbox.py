@@ -75,6 +75,11 @@ class FrameOutbox:
             else:
                 backlog.news.set()  # the successor must not miss a wake-up
 
+    @property
+    def has_news(self) -> bool:
+        """Something waits for a gateway that listens."""
+        return any(b.deltas and b.listener is not None for b in self._backlogs.values())
+
     def close(self) -> None:
         for backlog in self._backlogs.values():
             self._cancel_absence(backlog)

@@ -27,6 +27,7 @@ from segue.kvtransfer.probe_area import ProbeArea, area_bytes
 from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
+from segue.workers.drain import Drain
 from segue.workers.engine import Engine
 from segue.workers.kv_identity import (
     ITEM_BYTES,
@@ -76,6 +77,7 @@ class WorkerProcess:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run_loop, name="loop", daemon=True)
         self.service: WorkerService | None = None
+        self._drained = False
         self.address = ""
 
     def start(self) -> None:
@@ -88,6 +90,12 @@ class WorkerProcess:
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_SECONDS)
+
+    def drain(self, reason: str) -> None:
+        """Leave once everything is done; the process ends then."""
+        service = self.service
+        if service is not None:
+            self._loop.call_soon_threadsafe(service.draining.begin, reason)
 
     # -- the event loop's thread -------------------------------------------------------------
 
@@ -103,6 +111,9 @@ class WorkerProcess:
         finally:
             self._serving.set()
             self._loop.close()
+        if self._drained:
+            logger.info("drained")
+            os._exit(0)  # whoever hosts this worker has nothing else to do here
 
     async def _serve(self) -> None:
         settings = self.settings
@@ -170,18 +181,26 @@ class WorkerProcess:
         )
         beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        leaving = asyncio.create_task(self._leave(service.draining, heartbeat), name="leave")
         parts.lag.start()
         try:
             await heartbeat.wait_registered(settings.control.start_timeout_s)
             self._serving.set()
-            await asyncio.wait({beating, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({beating, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if beating.done():
                 beating.result()
+            self._drained = leaving.done() and not stopping.done()
         finally:
             parts.lag.stop()
             beating.cancel()
             stopping.cancel()
-            await asyncio.gather(beating, stopping, return_exceptions=True)
+            leaving.cancel()
+            await asyncio.gather(beating, stopping, leaving, return_exceptions=True)
+
+    async def _leave(self, draining: Drain, heartbeat: HeartbeatClient) -> None:
+        await draining.begun.wait()
+        heartbeat.beat_now()
+        await draining.finish(self.settings.control.drain_timeout_s)
 
     # -- parts -------------------------------------------------------------------------------
 

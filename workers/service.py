@@ -24,10 +24,11 @@ from segue.cluster.handoff import (
 )
 from segue.cluster.identity import AttemptId, Peer, WorkerIdentity
 from segue.cluster.step_trace import StepRecord
-from segue.cluster.worker_status import WorkerStatus
+from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts, Running
 from segue.workers.decode_role import DecodeRole
+from segue.workers.drain import Drain
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.migration import Migrations
@@ -36,7 +37,7 @@ from segue.workers.prefill_role import PrefillRole
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.status_report import report
 from segue.workers.step_outcome import Ended, StepOutcome
-from segue.workers.watchdog import Watchdog
+from segue.workers.watchdog import Diagnosis, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class WorkerService:
             block_bytes=parts.facts.block_bytes,
             clock=clock,
         )
+        self.draining = Drain(self.attempts, self.leases, self.outbox)
         self._clock = clock
         self._watchdog = Watchdog(parts.engine, parts.receiver, stalled_after_s, clock)
         self._transfer = transfer
@@ -149,9 +151,7 @@ class WorkerService:
         return await self.migrations.migrate(order)
 
     async def drain(self, reason: str) -> None:
-        if not self.attempts.draining:
-            logger.info("draining: %s", reason)
-        self.attempts.draining = True
+        self.draining.begin(reason)
 
     async def describe(self) -> WorkerDescription:
         """From a peer that is about to read here for the first time."""
@@ -176,6 +176,8 @@ class WorkerService:
 
     def status_now(self) -> WorkerStatus:
         diagnosis = self._watchdog.diagnose()
+        if diagnosis.condition is WorkerCondition.READY and self.draining.begun.is_set():
+            diagnosis = Diagnosis(WorkerCondition.DRAINING, self.draining.reason)
         return report(self.parts, self.attempts, self.leases, self.decode, diagnosis)
 
     def beat(self) -> WorkerStatus:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+from segue.cluster.worker_status import WorkerStatus
 from segue.workers.attempts import Attempts
 from segue.workers.decode_role import DecodeRole
 from segue.workers.lease_desk import LeaseDesk
@@ -28,14 +28,12 @@ def report(
     scheduler, cache, counters = engine.scheduler, engine.cache, engine.counters
     blocks = cache.pool.counts()
     block_bytes = parts.facts.block_bytes
-    condition = diagnosis.condition
-    if condition is WorkerCondition.READY and attempts.draining:
-        condition = WorkerCondition.DRAINING
     held = Counter(reason.value for reason in dict(scheduler.held).values())
     gauges = {
         "running_requests": len(scheduler.generation) + len(scheduler.context),
         "landing_requests": len(scheduler.landing),
         "waiting_requests": sum(r.sequence.phase in _WAITING for r in attempts.all()),
+        "attempts": len(attempts),
         "leases": len(leases),
         "event_loop_lag_seconds": parts.lag.seconds,
         "reads_in_flight": receiver.num_in_flight,
@@ -64,7 +62,7 @@ def report(
     return WorkerStatus(
         identity=parts.peers.identity,
         role=parts.facts.role,
-        condition=condition,
+        condition=diagnosis.condition,
         gauges={name: float(value) for name, value in gauges.items()},
         counters={name: float(value) for name, value in totals.items()},
         transport=receiver.transport.name,

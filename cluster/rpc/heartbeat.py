@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from segue.cluster.errors import DeadlineExceeded, SegueError, Unavailable
 from segue.cluster.fleet import Registration
@@ -52,6 +52,7 @@ class HeartbeatClient:
         self._orphan_after_s = orphan_after_s
         self._heard = time.monotonic()  # when a controller last knew this worker
         self._registered = asyncio.Event()
+        self._news = asyncio.Event()
         self._trouble = ""
 
     async def run(self) -> None:
@@ -74,6 +75,10 @@ class HeartbeatClient:
                 return
             backoff = MIN_BACKOFF_S if self._heard > heard_before else backoff * 2
             await asyncio.sleep(min(backoff, MAX_BACKOFF_S))
+
+    def beat_now(self) -> None:
+        """There is news that should not wait for the next beat."""
+        self._news.set()
 
     async def wait_registered(self, deadline_s: float) -> None:
         """Return once a controller has admitted this worker. Raises DeadlineExceeded."""
@@ -120,13 +125,15 @@ class HeartbeatClient:
 
         async def beats() -> AsyncIterator[pb.Heartbeat]:
             while True:
+                self._news.clear()
                 try:
                     beat = pb.Heartbeat(identity=identity, status=status_to_pb(self._status()))
                 except Exception as error:  # gRPC would only log it
                     failures.append(error)
                     return
                 yield beat
-                await asyncio.sleep(interval_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), interval_s)
 
         stub = pb_grpc.ControllerStub(channel.raw)
         replies = channel.exchange(stub.Heartbeats, beats(), silence_s=SILENCE_S)

@@ -52,6 +52,9 @@ class DummyWorker:
     def status(self) -> WorkerStatus:
         return WorkerStatus(self.settings.identity, self.settings.role, gauges={"pid": os.getpid()})
 
+    def drain(self, reason: str) -> None:
+        os._exit(0)
+
     def stop(self) -> None:
         self._task.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -125,7 +125,7 @@ def test_the_command_writes_a_timeline_and_tells_errors(
             httpx.Response(400, json={"error": {"message": "no worker is called 'x'"}}),
         ]
     )
-    monkeypatch.setattr(httpx, "get", lambda *_, **__: next(answers))
+    monkeypatch.setattr(httpx, "request", lambda *_, **__: next(answers))
     target = tmp_path / "steps.json"
     done = CliRunner().invoke(app, ["trace", "--worker", "prefill-0", "--perfetto", str(target)])
     assert done.exit_code == 0 and "2 steps" in done.output

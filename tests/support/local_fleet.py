@@ -27,8 +27,10 @@ from segue.cluster.rpc.controller_service import serve_controller
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.cluster.worker_status import WorkerStatus
+from segue.router.evacuation import Evacuation
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
+from segue.router.migration import Migrations
 
 TOKEN = "cluster-token-of-tests"
 
@@ -48,6 +50,7 @@ class LocalFleet:
     watcher: FleetWatcher
     links: WorkerLinks
     journeys: Journeys
+    migrations: Migrations
 
     async def ask(
         self,
@@ -175,11 +178,14 @@ async def local_fleet(
         watcher, links, config.gateway.recovery, config.gateway.admission.request_timeout_s
     )
     tasks = [asyncio.create_task(controller.run()), asyncio.create_task(watcher.run())]
-    fleet = LocalFleet(watcher, links, journeys)
+    migrations = Migrations(journeys, links, lambda: watcher.view)
+    evacuation = Evacuation(watcher, journeys, migrations)
+    fleet = LocalFleet(watcher, links, journeys, migrations)
     try:
         await fleet.ready(sum(pool.num_replicas for pool in config.pools.values()))
         yield fleet
     finally:
+        await evacuation.close()
         await links.close()
         for task in tasks:
             task.cancel()
