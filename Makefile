@@ -2,6 +2,7 @@
 #   make serve [CONFIG=my.yaml] [ARGS="..."]   install into .venv if needed, then `segue serve`
 #   make test [ARGS="-k name"]                 install if needed, then the tests
 #   make bench-scheduler                       what a step costs beside the model, in microseconds
+#   make bench-transfer                        reading KV blocks from a process, beside NIXL alone
 #   make check                                 format, lint, both type checkers, tests
 #   make proto                                 regenerate cluster/rpc/serving_pb2*
 #   make readme                                rewrite the tree of files in README.md
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.installed
 WHOLE := tests/end_to_end tests/faults
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test check bench-scheduler proto readme clean
+.PHONY: install serve test check bench-scheduler bench-transfer proto readme clean
 
 install: $(STAMP)
 
@@ -51,6 +52,9 @@ check: $(STAMP)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m segue.bench.scheduler_bench
+
+bench-transfer: $(STAMP)
+	$(BIN)/python -m segue.bench.transfer_bench
 
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \

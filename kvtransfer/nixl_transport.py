@@ -22,6 +22,13 @@ from typing import Any
 
 from segue.cluster.errors import ConfigurationError, TransferError
 from segue.kvtransfer.medium import UNKNOWN_MEDIUM, Medium, medium_of
+from segue.kvtransfer.nixl_descriptors import (
+    OURSELVES,
+    UnitList,
+    describe,
+    list_units,
+    memory_kind,
+)
 from segue.kvtransfer.nixl_metadata import RegionMetadata
 from segue.kvtransfer.transport import (
     ByteRange,
@@ -46,14 +53,22 @@ class _Read:
 
 
 class NixlTransport:
-    """The transport of one worker. `agent_name` must be unique, as an incarnation is."""
+    """The transport of one worker. `agent_name` must be unique, as an incarnation is.
+
+    `unit_bytes`: the size of a block. Reads of whole blocks are then cheaper to begin.
+    """
 
     name = "nixl/ucx"
 
-    def __init__(self, agent_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        agent_name: str,
+        clock: Callable[[], float] = time.monotonic,
+        unit_bytes: int | None = None,
+    ) -> None:
         self._agent_name = agent_name
         self._clock = clock
-        api = _load_nixl()
+        api = load_nixl()
         config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         try:
             self._agent: Any = api.nixl_agent(agent_name, config)
@@ -65,6 +80,9 @@ class NixlTransport:
         self._retired: dict[str, RegionMetadata] = {}  # disconnected, with reads in flight
         self._ucx = UcxEndpoints(agent_name)
         self._endpoints: dict[str, frozenset[int]] = {}  # UCX's, of each peer
+        self._unit_bytes = unit_bytes
+        self._our_units: UnitList | None = None
+        self._units: dict[str, UnitList] = {}  # of peers, the retired ones included
         self._reads: dict[ReadHandle, _Read] = {}
         self._next_handle = 0
         self._bytes_read = 0
@@ -72,7 +90,7 @@ class NixlTransport:
     def register(self, address: int, num_bytes: int, device: str) -> bytes:
         if self._region is not None:
             raise TransferError("a region is registered already")
-        kind, device_id = _memory_kind(device)
+        kind, device_id = memory_kind(device)
         agent = self._open_agent()
         try:
             registration = agent.get_reg_descs([(address, num_bytes, device_id, "")], kind)
@@ -84,6 +102,7 @@ class NixlTransport:
             ) from error
         self._registration = registration
         self._region = RegionMetadata(self._agent_name, agent_metadata, address, num_bytes, device)
+        self._our_units = list_units(agent, OURSELVES, self._region, self._unit_bytes)
         return self._region.encode()
 
     def connect(self, peer: str, metadata: bytes) -> None:
@@ -93,11 +112,9 @@ class NixlTransport:
         known = {other.agent_name for other in (*self._peers.values(), *self._retired.values())}
         if region.agent_name in known | {self._agent_name}:
             raise TransferError(f"agent {region.agent_name} is known under another name")
-        before = self._ucx.addresses()
+        before, agent = self._ucx.addresses(), self._open_agent()
         try:
-            loaded = self._open_agent().add_remote_agent(region.agent_metadata)
-        except TransferError:
-            raise
+            loaded = agent.add_remote_agent(region.agent_metadata)
         except Exception as error:
             raise TransferError(f"cannot connect to {peer}: {error}") from error
         if _text(loaded) != region.agent_name:
@@ -105,6 +122,8 @@ class NixlTransport:
             raise TransferError(f"{peer} says it is {region.agent_name}, NIXL {_text(loaded)}")
         self._peers[peer] = region
         self._endpoints[peer] = self._ucx.addresses() - before
+        if (units := list_units(agent, region.agent_name, region, self._unit_bytes)) is not None:
+            self._units[peer] = units
 
     def disconnect(self, peer: str) -> None:
         region = self._peers.pop(peer, None)
@@ -130,10 +149,10 @@ class NixlTransport:
         check_ranges(local, self._region.num_bytes, "local")
         agent = self._open_agent()
         try:
-            request = agent.initialize_xfer(
+            request = self._of_units(peer, remote, local) or agent.initialize_xfer(
                 "READ",
-                _descriptors(agent, self._region, local),
-                _descriptors(agent, source, remote),
+                describe(agent, self._region, local),
+                describe(agent, source, remote),
                 source.agent_name,
                 b"",
                 ["UCX"],
@@ -141,6 +160,18 @@ class NixlTransport:
         except Exception as error:  # nothing was posted
             raise TransferError(f"cannot read from {peer}: {error}") from error
         return self._post(_Read(peer, request, sum(part.length for part in local)))
+
+    def _of_units(self, peer: str, remote: list[ByteRange], local: list[ByteRange]) -> Any:
+        """A request for whole blocks by their indices; None if that is not what is read."""
+        ours, theirs = self._our_units, self._units.get(peer)
+        if ours is None or theirs is None:
+            return None
+        here, there = ours.indices(local), theirs.indices(remote)
+        if here is None or there is None:
+            return None
+        return self._open_agent().make_prepped_xfer(
+            "READ", ours.handle, here, theirs.handle, there, b"", ["UCX"]
+        )
 
     def _post(self, read: _Read) -> ReadHandle:
         """From here on bytes may arrive: even a refused post ends by poll, not by raising."""
@@ -200,6 +231,8 @@ class NixlTransport:
         self._reads.clear()
         for region in (*self._peers.values(), *self._retired.values()):
             self._remove_agent(region.agent_name)
+        self._units.clear()
+        self._our_units = None
         self._peers.clear()
         self._retired.clear()
         if self._registration is not None and not in_flight:
@@ -219,6 +252,7 @@ class NixlTransport:
 
     def _forget_if_idle(self, peer: str) -> None:
         if not any(read.peer == peer for read in self._reads.values()):
+            self._units.pop(peer, None)
             self._remove_agent(self._retired.pop(peer).agent_name)
 
     def _remove_agent(self, agent_name: str) -> None:
@@ -228,7 +262,7 @@ class NixlTransport:
             logging.getLogger(__name__).debug("forgetting %s: %s", agent_name, error)
 
 
-def _load_nixl() -> Any:
+def load_nixl() -> Any:
     """Import NIXL under either of its names, and undo what that does to logging."""
     raise_exceptions = logging.raiseExceptions
     failures = []
@@ -246,21 +280,6 @@ def _load_nixl() -> Any:
         f"transfer.transport is nixl, but NIXL cannot be imported: {'; '.join(failures)}",
         param="transfer.transport",
     )
-
-
-def _memory_kind(device: str) -> tuple[str, int]:
-    if device == "cpu":
-        return "DRAM", 0
-    prefix, _, number = device.partition(":")
-    if prefix == "cuda" and number.isdecimal():
-        return "VRAM", int(number)
-    raise TransferError(f"unknown device {device!r}; known are 'cpu' and 'cuda:N'")
-
-
-def _descriptors(agent: Any, region: RegionMetadata, ranges: list[ByteRange]) -> Any:
-    kind, device_id = _memory_kind(region.device)
-    base = region.address
-    return agent.get_xfer_descs([(base + r.offset, r.length, device_id) for r in ranges], kind)
 
 
 def _text(name: bytes | str) -> str:

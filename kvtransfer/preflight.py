@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from segue.cluster.errors import TransferError
 from segue.kvtransfer.medium import Medium
-from segue.kvtransfer.probe_area import ProbeArea
+from segue.kvtransfer.probe_area import NUM_SLOTS, ProbeArea
 from segue.kvtransfer.transport import ByteRange, ReadState, Transport
 
 TIMED_READS = 3  # after the one that makes the connection; the fastest counts
@@ -102,3 +102,57 @@ class Probe:
     def reject(self, reason: str) -> None:
         if not self.result.done():
             self.result.set_exception(ProbeFailure(reason))
+
+
+class Probes:
+    """The preflights under way, each with a slot of its own. Used by the transfer thread."""
+
+    def __init__(self, transport: Transport, area: ProbeArea | None) -> None:
+        """Without an `area` every probe is rejected."""
+        self._transport = transport
+        self._area = area
+        self._by_slot: dict[int, Probe] = {}
+        self.num_bytes_read = 0
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    @property
+    def probe_bytes(self) -> int:
+        """The length of our own pattern."""
+        return 0 if self._area is None else self._area.probe_bytes
+
+    @property
+    def are_hurried(self) -> bool:
+        return any(probe.is_hurried for probe in self._by_slot.values())
+
+    @property
+    def are_awaited(self) -> bool:
+        return any(not probe.result.done() for probe in self._by_slot.values())
+
+    def begin(self, probe: Probe, offset: int) -> None:
+        """`offset`: where the pattern is in the peer's region."""
+        free = next((slot for slot in range(NUM_SLOTS) if slot not in self._by_slot), None)
+        if self._area is None:
+            probe.reject("there is no memory for preflights")
+        elif free is None:
+            probe.reject(f"{NUM_SLOTS} other preflights have not ended")
+        else:
+            try:
+                probe.start(self._transport, self._area, free, offset)
+                self._by_slot[free] = probe
+            except Exception as error:
+                probe.reject(str(error))
+
+    def advance(self) -> None:
+        for slot, probe in list(self._by_slot.items()):
+            before = probe.num_bytes_read
+            is_over = probe.advance(self._transport)
+            self.num_bytes_read += probe.num_bytes_read - before
+            if is_over:
+                del self._by_slot[slot]
+
+    def reject_all(self, reason: str) -> None:
+        for probe in self._by_slot.values():
+            probe.reject(reason)
+        self._by_slot.clear()

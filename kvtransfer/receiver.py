@@ -20,13 +20,16 @@ from segue.cluster.thread_pulse import ThreadPulse
 from segue.kvtransfer.checksum import block_checksums
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.plan import plan_blocks
-from segue.kvtransfer.preflight import Probe
-from segue.kvtransfer.probe_area import NUM_SLOTS, ProbeArea
+from segue.kvtransfer.preflight import Probe, Probes
+from segue.kvtransfer.probe_area import ProbeArea
 from segue.kvtransfer.transport import ReadHandle, ReadState, Transport
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.001
+# A block on the same machine takes a tenth of POLL_SECONDS: a young read is looked at more often.
+YOUNG_POLL_SECONDS = 0.0001
+YOUNG_SECONDS = 0.005
 STUCK_POLL_SECONDS = 0.05  # for reads that have timed out: their end is awaited, not hurried
 IDLE_SECONDS = 1.0
 
@@ -67,11 +70,9 @@ class Receiver:
         self._peers: dict[str, KVLayout] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._reads: list[BlockRead] = []
-        self._area = area
-        self._probes: dict[int, Probe] = {}  # by the slot that each reads into
-        self._probe_bytes_read = 0
+        self._probes = Probes(transport, area)
         self._serving = False
-        self._attentive_until = -math.inf
+        self._attentive_until = self._posted_at = -math.inf
         self._stopping = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
@@ -149,13 +150,12 @@ class Receiver:
 
     @property
     def probe_bytes(self) -> int:
-        """The length of our own pattern."""
-        return 0 if self._area is None else self._area.probe_bytes
+        return self._probes.probe_bytes
 
     @property
     def kv_bytes_read(self) -> int:
         """Without what was read to probe peers."""
-        return self.transport.bytes_read - self._probe_bytes_read
+        return self.transport.bytes_read - self._probes.num_bytes_read
 
     def _post(self, work: Callable[[], None]) -> None:
         with self._wake:
@@ -194,13 +194,15 @@ class Receiver:
         return True
 
     def _pause(self) -> float:
-        probes = self._probes.values()
-        if any(probe.is_hurried for probe in probes):
+        waits = any(not read.verified.done() for read in self._reads)
+        if self._probes.are_hurried:
             return 0.0
+        if waits and self._clock() - self._posted_at < YOUNG_SECONDS:
+            return YOUNG_POLL_SECONDS
         if (
             self._serving
-            or any(not read.verified.done() for read in self._reads)
-            or any(not probe.result.done() for probe in probes)
+            or waits
+            or self._probes.are_awaited
             or self._clock() < self._attentive_until
         ):
             return POLL_SECONDS
@@ -220,35 +222,21 @@ class Receiver:
                 read.peer, [remote for remote, _ in pieces], [local for _, local in pieces]
             )
             self._reads.append(read)
+            self._posted_at = self._clock()
         except Exception as error:
             _reject(read, error if isinstance(error, TransferError) else _wrapped(error))
             read.terminal.set_result(None)
 
     def _begin_probe(self, probe: Probe) -> None:
-        theirs, area = self._peers.get(probe.peer), self._area
-        free = next((slot for slot in range(NUM_SLOTS) if slot not in self._probes), None)
-        if area is None or theirs is None:
-            probe.reject(f"peer {probe.peer} is not connected, or there is no memory for probes")
-        elif free is None:
-            probe.reject(f"{NUM_SLOTS} other preflights have not ended")
+        theirs = self._peers.get(probe.peer)
+        if theirs is None:
+            probe.reject(f"peer {probe.peer} is not connected")
         else:
-            try:
-                probe.start(self.transport, area, free, theirs.num_bytes)
-                self._probes[free] = probe
-            except Exception as error:
-                probe.reject(str(error))
-
-    def _advance_probes(self) -> None:
-        for slot, probe in list(self._probes.items()):
-            before = probe.num_bytes_read
-            is_over = probe.advance(self.transport)
-            self._probe_bytes_read += probe.num_bytes_read - before
-            if is_over:
-                del self._probes[slot]
+            self._probes.begin(probe, theirs.num_bytes)
 
     def _advance(self) -> None:
         self.transport.progress()
-        self._advance_probes()
+        self._probes.advance()
         for read in list(self._reads):
             assert read.handle is not None
             state = self.transport.poll(read.handle)
@@ -282,9 +270,7 @@ class Receiver:
         # `terminal` stays open: nobody can promise that no byte arrives. The blocks stay
         # quarantined until the process ends.
         self._reads.clear()
-        for probe in self._probes.values():
-            probe.reject(reason)
-        self._probes.clear()
+        self._probes.reject_all(reason)
 
 
 def _reject(read: BlockRead, error: TransferError) -> None:

@@ -122,7 +122,7 @@ class WorkerProcess:
         server: RpcServer | None = None
         receiver: Receiver | None = None
         try:
-            transport = self._transport or _open_transport(settings)
+            transport = self._transport or _open_transport(settings, layout)
             area = ProbeArea(runner.spare_bytes, layout.num_bytes, settings.incarnation)
             region, metadata = _register(runner, layout, transport)
             receiver = Receiver(transport, layout, region, area=area)
@@ -311,12 +311,12 @@ def _register(
     return (_host_view(runner, layout) if device == "cpu" else memoryview(b"")), metadata
 
 
-def _open_transport(settings: WorkerSettings) -> Transport:
+def _open_transport(settings: WorkerSettings, layout: KVLayout) -> Transport:
     if settings.transfer.transport == "loopback":
         raise ConfigurationError(
             "transfer.transport: loopback works within one process only", param="transfer"
         )
-    return NixlTransport(settings.incarnation)
+    return NixlTransport(settings.incarnation, unit_bytes=layout.block_bytes)
 
 
 def _exit_as_orphan(reason: str) -> None:

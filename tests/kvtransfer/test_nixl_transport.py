@@ -73,9 +73,9 @@ class Source:
 class Reader:
     """Our own end: a transport and the region it reads into."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit_bytes: int | None = None) -> None:
         self.memory: Bytes = np.zeros(NUM_BYTES, np.uint8)
-        self.transport = NixlTransport(new_incarnation())
+        self.transport = NixlTransport(new_incarnation(), unit_bytes=unit_bytes)
         self.transport.register(self.memory.ctypes.data, NUM_BYTES, "cpu")
 
     def connect(self, source: Source) -> None:
@@ -158,6 +158,32 @@ def test_read_moves_exactly_the_bytes_asked_for(
     assert reader.transport.name == "nixl/ucx"
     with pytest.raises(TransferError, match="spent"):
         reader.transport.poll(handle)
+
+
+def test_whole_blocks_are_read_as_other_ranges_are(start: Callable[[int], Source]) -> None:
+    """Blocks named by index and ranges described anew move the same bytes, and do not mix."""
+    unit = 4096
+    source, reader = start(1), Reader(unit_bytes=unit)
+    try:
+        reader.connect(source)
+        wholes = [(7, 0, 1), (0, 9, 2), (NUM_BYTES // unit - 1, 20, 1)]  # theirs, ours, how many
+        for shift in (0, 16):  # with 16 nothing is a whole block
+            remote = [ByteRange(a * unit, n * unit - shift) for a, _, n in wholes]
+            local = [ByteRange(b * unit + shift, n * unit - shift) for _, b, n in wholes]
+            reader.memory[:] = 0
+            handle = reader.transport.post_read(source.peer, remote, local)
+            assert reader.wait(handle) is ReadState.DONE
+            expected = np.zeros_like(reader.memory)
+            for there, here in zip(remote, local, strict=True):
+                expected[here.offset : here.end] = source.expected[there.offset : there.end]
+            np.testing.assert_array_equal(reader.memory, expected)
+        assert reader.transport._of_units(source.peer, [ByteRange(0, unit)], [ByteRange(0, unit)])
+        reader.transport.disconnect(source.peer)
+        reader.connect(source)  # its list was made anew
+        assert reader.wait(reader.read_whole(source)) is ReadState.DONE
+        np.testing.assert_array_equal(reader.memory, source.expected)
+    finally:
+        reader.transport.close()
 
 
 def test_the_medium_is_what_ucx_says_it_is(start: Callable[[int], Source], reader: Reader) -> None:
