@@ -141,6 +141,7 @@ class Deployment:
         self._token = secrets.token_hex(32)
         self._locator = LocatorConfig(kind="ray", namespace=options.namespace)
         self._watcher = FleetWatcher(open_locator(self._locator), self._token)
+        self._links = WorkerLinks(f"gateway-{new_incarnation()}", self._token)
         self._stop_asked = False
         self._at_once = asyncio.Event()
 
@@ -150,8 +151,7 @@ class Deployment:
     async def _run(self, listener: socket.socket) -> None:
         from segue.cluster.ray_launcher import RayController
 
-        links = WorkerLinks(f"gateway-{new_incarnation()}", self._token)
-        server = self._gateway(listener, links)
+        server = self._gateway(listener)
         self._obey_signals(server)
         controller = RayController(self._namespace)
         await controller.start(self._controller_settings())
@@ -167,7 +167,7 @@ class Deployment:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            await links.close()
+            await self._links.close()
             try:
                 await self._end_workers(controller)
             except Unavailable as error:
@@ -188,7 +188,8 @@ class Deployment:
         else:
             await stopping
 
-    def _gateway(self, listener: socket.socket, links: WorkerLinks) -> GatewayServer:
+    def _gateway(self, listener: socket.socket) -> GatewayServer:
+        links = self._links
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         card = self._model.card
@@ -236,8 +237,10 @@ class Deployment:
             loop.add_signal_handler(signum, stop, signum.name)
 
     def _readiness(self) -> Readiness:
-        return readiness(self._watcher.view, self._watcher.age_seconds, self._watcher.trouble)
+        watcher = self._watcher
+        return readiness(watcher.view, watcher.age_seconds, watcher.trouble, self._links.usable)
 
     async def _status(self, metrics: FleetMetrics) -> dict[str, object]:
         view = await metrics.refreshed(self._watcher.view)
-        return status_report(view, self._watcher.age_seconds, self._watcher.trouble)
+        watcher = self._watcher
+        return status_report(view, watcher.age_seconds, watcher.trouble, self._links.usable)

@@ -149,6 +149,11 @@ class Receiver:
         return len(self._reads)
 
     @property
+    def num_overdue(self) -> int:
+        """Reads given up whose end is still awaited: their target blocks are in quarantine."""
+        return sum(read.verified.done() for read in self._reads.copy())
+
+    @property
     def probe_bytes(self) -> int:
         return self._probes.probe_bytes
 

@@ -1,17 +1,33 @@
 """What the fleet view means to the front door: can it serve, why not, and how it is shown."""
 
+from collections.abc import Callable
 from typing import Any
 
 from segue.cluster.errors import InvalidRequest
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import PairReport
 from segue.router.generation import Readiness
 
+CUT_OFF = "this gateway has no connection to it"
 STALE_AFTER_SECONDS = 10.0  # a view this old is told as such; its workers are used all the same
 
 
-def readiness(view: FleetView, age_seconds: float, trouble: str = "") -> Readiness:
-    """Ready with a prefill and a decode worker, or with one that is both."""
+Connected = Callable[[WorkerIdentity], bool]
+
+
+def _always(identity: WorkerIdentity) -> bool:
+    return True
+
+
+def readiness(
+    view: FleetView, age_seconds: float, trouble: str = "", connected: Connected = _always
+) -> Readiness:
+    """Ready with a prefill and a decode worker, or with one that is both.
+
+    `connected` says whether this gateway's link to a worker stands: without it nothing the worker
+    writes would arrive.
+    """
     details = {
         pool.name: f"{pool.ready} of {pool.desired} ready"
         + (f": {pool.reason}" if pool.reason else "")
@@ -20,9 +36,14 @@ def readiness(view: FleetView, age_seconds: float, trouble: str = "") -> Readine
     if age_seconds > STALE_AFTER_SECONDS:
         told = f": {trouble}" if trouble else ""
         details["controller"] = f"not heard of for {age_seconds:.0f} s{told}"
-    if view.ready_workers("both"):
+    ready = view.ready_workers()
+    cut_off = [worker for worker in ready if not connected(worker.identity)]
+    for worker in cut_off:
+        details[worker.identity.worker_id] = CUT_OFF
+    roles = {worker.role for worker in ready if worker not in cut_off}
+    if "both" in roles:
         return Readiness(True, details=details)
-    missing = [role for role in ("prefill", "decode") if not view.ready_workers(role)]
+    missing = [role for role in ("prefill", "decode") if role not in roles]
     if not missing:
         return Readiness(True, details=details)
     reasons = [
@@ -30,15 +51,22 @@ def readiness(view: FleetView, age_seconds: float, trouble: str = "") -> Readine
         for pool in view.pools
         if not pool.ready and pool.role in (*missing, "both")
     ]
+    reasons += [
+        f"{worker.identity.worker_id}: {CUT_OFF}"
+        for worker in cut_off
+        if worker.role in (*missing, "both")
+    ]
     if not view.pools:
         reasons = ["the controller has not told of any worker yet"]
     text = f"no {' and no '.join(missing)} worker is ready ({'; '.join(reasons)})"
     return Readiness(False, text, details)
 
 
-def status_report(view: FleetView, age_seconds: float, trouble: str = "") -> dict[str, Any]:
+def status_report(
+    view: FleetView, age_seconds: float, trouble: str = "", connected: Connected = _always
+) -> dict[str, Any]:
     """The body of GET /debug/status, which `segue status` prints."""
-    state = readiness(view, age_seconds, trouble)
+    state = readiness(view, age_seconds, trouble, connected)
     return {
         "ready": state.ready,
         "reason": state.reason,
@@ -58,7 +86,10 @@ def status_report(view: FleetView, age_seconds: float, trouble: str = "") -> dic
             }
             for pool in view.pools
         ],
-        "workers": [_worker_report(worker, age_seconds) for worker in view.workers],
+        "workers": [
+            _worker_report(worker, age_seconds, connected(worker.identity))
+            for worker in view.workers
+        ],
         "pairs": [
             _pair_report(pair, worker)
             for worker in view.workers
@@ -85,7 +116,7 @@ def _pair_report(pair: PairReport, reader: WorkerView) -> dict[str, Any]:
     }
 
 
-def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
+def _worker_report(worker: WorkerView, age_seconds: float, connected: bool) -> dict[str, Any]:
     status = worker.status if worker.state is not WorkerState.DEAD else None
     return {
         "id": worker.identity.worker_id,
@@ -93,7 +124,7 @@ def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
         "pool": worker.pool,
         "role": worker.role,
         "state": worker.state.value,
-        "reason": _reason(worker),
+        "reason": _reason(worker, connected),
         "state_seconds": round(worker.state_seconds + age_seconds, 1),
         "pid": worker.pid,
         "restarts": worker.restarts,
@@ -106,8 +137,10 @@ def _worker_report(worker: WorkerView, age_seconds: float) -> dict[str, Any]:
     }
 
 
-def _reason(worker: WorkerView) -> str:
+def _reason(worker: WorkerView, connected: bool) -> str:
     """With what it waits for, if it drains."""
+    if worker.state is WorkerState.READY and not connected:
+        return worker.reason or CUT_OFF
     if worker.state is not WorkerState.DRAINING or worker.status is None:
         return worker.reason
     gauges = worker.status.gauges

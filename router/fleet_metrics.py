@@ -32,6 +32,10 @@ GAUGES = {
     ),
     "leases": ("segue_kv_leases", "Leases that readers hold on this worker's blocks."),
     "reads_in_flight": ("segue_kv_reads_in_flight", "Reads from peers that have not ended."),
+    "reads_overdue": (
+        "segue_kv_reads_overdue",
+        "Reads given up whose end is still awaited; their blocks are in quarantine.",
+    ),
     "kv_blocks_total": ("segue_kv_blocks_capacity", "Blocks of the KV-cache."),
     "kv_block_bytes": ("segue_kv_block_size_bytes", "Bytes of one KV block."),
     "kv_blocks_promised": ("segue_kv_blocks_promised", "Blocks kept for admitted answers."),

@@ -37,6 +37,7 @@ def report(
         "leases": len(leases),
         "event_loop_lag_seconds": parts.lag.seconds,
         "reads_in_flight": receiver.num_in_flight,
+        "reads_overdue": receiver.num_overdue,
         "kv_blocks_total": cache.pool.num_blocks,
         "kv_block_bytes": block_bytes,
         "kv_blocks_promised": cache.promised_blocks,

@@ -115,6 +115,7 @@ def test_a_timeout_is_told_but_the_blocks_stay_quarantined(pair: Pair) -> None:
     pair.fabric.set_faults(Faults(drop=True))
     read = pair.read((3,), (3,), timeout=0.1)
     assert "within its time" in failure(read.verified)
+    assert pair.receiver.num_overdue == 1
     time.sleep(0.2)
     assert not read.terminal.done(), "a byte might still arrive"
     assert pair.receiver.num_in_flight == 1

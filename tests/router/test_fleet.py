@@ -77,6 +77,25 @@ def test_reason_names_the_pool_and_why() -> None:
     assert "controller has not told" in readiness(FleetView(), 0.1).reason
 
 
+def test_a_worker_to_which_the_link_is_broken_is_of_no_use_here() -> None:
+    fleet = view(worker("prefill"), worker("decode"))
+    state = readiness(fleet, 0.1, connected=lambda identity: identity.worker_id == "prefill-0")
+    assert not state.ready
+    assert state.reason == (
+        "no decode worker is ready (decode-0: this gateway has no connection to it)"
+    )
+    assert readiness(view(worker("both")), 0.1, connected=lambda identity: False).ready is False
+    second = replace(worker("decode"), identity=WorkerIdentity("decode-1", "life-1"))
+    fleet = view(*fleet.workers, second)
+    state = readiness(fleet, 0.1, connected=lambda identity: identity.worker_id != "decode-1")
+    assert state.ready and state.details["decode-1"] == "this gateway has no connection to it"
+    report = status_report(fleet, 0.1, connected=lambda i: i.worker_id != "decode-1")
+    assert [w["reason"] for w in report["workers"]] == [
+        *("", ""),
+        "this gateway has no connection to it",
+    ]
+
+
 def test_old_view_serves_on_but_is_told() -> None:
     state = readiness(view(worker("both")), 60.0, "connection refused")
     assert state.ready
