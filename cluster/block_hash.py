@@ -12,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 BLOCK_HASH_VERSION = "segue-sha256-v1"
-WORD_BYTES = 4
+WORD_BYTES = array("I").itemsize
+BIG_ENDIAN = sys.byteorder == "big"
+if WORD_BYTES != 4:
+    raise ImportError("keys of blocks need a platform whose unsigned int has 32 bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,7 @@ def root_key(scope: KeyScope) -> bytes:
 def token_words(token_ids: Sequence[int]) -> bytes:
     """The tokens as little-endian uint32, the form in which they are hashed and compared."""
     words = array("I", token_ids)
-    assert words.itemsize == WORD_BYTES
-    if sys.byteorder == "big":
+    if BIG_ENDIAN:
         words.byteswap()
     return words.tobytes()
 

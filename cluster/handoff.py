@@ -1,6 +1,7 @@
 """What gateway, prefill and decode workers say to each other about one attempt."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from segue.cluster.errors import AttemptFailed, FailureKind
 from segue.cluster.identity import AttemptId, Peer
@@ -34,8 +35,7 @@ class Assignment:
         return AttemptId(self.request.request_id, self.attempt)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """New tokens of one attempt; the first stands at absolute `position`."""
 
     attempt: AttemptId

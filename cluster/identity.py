@@ -1,11 +1,14 @@
-"""Who and what a message is about: workers by incarnation, and attempts at requests."""
+"""Who and what a message is about: workers by incarnation, and attempts at requests.
+
+Named tuples, because they are keys that every step looks up.
+"""
 
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
+class WorkerIdentity(NamedTuple):
     """One life of a worker. An address is only a hint; two lives never compare equal."""
 
     worker_id: str
@@ -28,8 +31,7 @@ class Peer:
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptId:
+class AttemptId(NamedTuple):
     """One try at one request. Everything a failed try left behind carries the old number."""
 
     request_id: str

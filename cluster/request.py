@@ -6,7 +6,7 @@ Positions are absolute: prompt tokens are [0, P), the first produced token is at
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from segue.cluster.retention import Retention
+from segue.cluster.retention import NOTHING_SPECIAL, Retention
 
 
 class FinishReason(StrEnum):
@@ -55,7 +55,7 @@ class GenerationRequest:
     stop: StopRule
     cache_salt: str = ""
     priority: int = 0  # lower is earlier
-    retention: Retention = Retention()
+    retention: Retention = NOTHING_SPECIAL
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -73,3 +73,6 @@ def _check_duration(duration: float | None) -> None:
 
 def _invalid(message: str) -> InvalidRequest:
     return InvalidRequest(f"{FIELD}: {message}", param=FIELD)
+
+
+NOTHING_SPECIAL = Retention()

@@ -159,7 +159,8 @@ class Engine:
             self._outcome.first_tokens.append((sequence.assignment.gateway_id, told))
         self.cache.land(sequence)
         sequence.num_reused = last.cached_tokens
-        self._append(sequence, last.first_token)
+        if not self._is_over(sequence, last.first_token):
+            self.scheduler.start_generation(sequence)
         return True
 
     def holds(self, sequence: Sequence) -> bool:
@@ -266,6 +267,7 @@ class Engine:
             self._fail(sequence, Failure(FailureKind.COMPUTE, error, retryable=everybody))
         if len(generated):
             self._generated(generated)
+        starting: list[Sequence] = []
         for item in plan.context:
             sequence = item.sequence
             if sequence in result.failures:
@@ -275,8 +277,10 @@ class Engine:
             token = result.tokens.get(sequence)
             if sequence.hands_off:
                 self._hand_off(item, token)
-            elif token is not None:
-                self._append(sequence, token)
+            elif token is not None and not self._is_over(sequence, token):
+                starting.append(sequence)
+        if starting:
+            self.scheduler.start_generation(*starting)
 
     def _generated(self, tokens: Ids) -> None:
         """One more token of every row; only those whose last one it was are looked at."""
@@ -286,8 +290,9 @@ class Engine:
             rows.sequences, rows.positions[: len(rows)].copy(), tokens, dict(finished)
         )
         self.counters.generated_tokens += len(rows)
-        for sequence, finish in finished:
-            self._end(sequence, finish)
+        if finished:
+            self._leave(*dict(finished))
+            self._outcome.ended += [Ended(sequence, finish) for sequence, finish in finished]
 
     def _hand_off(self, item: Scheduled, token: int | None) -> None:
         sequence = item.sequence
@@ -312,19 +317,18 @@ class Engine:
         if token is not None:
             self._leave(sequence)
 
-    def _append(self, sequence: Sequence, token: int) -> None:
-        """The token behind a context that was computed here, or landed."""
+    def _is_over(self, sequence: Sequence, token: int) -> bool:
+        """Append the token behind a context that was computed here, or landed. True: it ended."""
         finish = self._report(sequence, token)
         if finish is not None:
             self._end(sequence, finish)
-        else:
-            self.scheduler.start_generation(sequence)
+        return finish is not None
 
     def _report(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Also the token behind a context that was computed again after a pause."""
         position = len(sequence.tokens)
         sequence.tokens.append(token)
-        finish = sequence.request.stop.check(sequence.num_produced, token)
+        finish = sequence.request.stop.check(position + 1 - sequence.num_prompt, token)
         cached = 0
         if position == sequence.num_context:
             cached = min(sequence.num_reused, sequence.num_prompt)
@@ -343,14 +347,15 @@ class Engine:
         self._leave(sequence)
         self._outcome.ended.append(Ended(sequence, None, failure))
 
-    def _leave(self, sequence: Sequence) -> None:
-        """The one way out: scheduler and cache forget the sequence."""
-        del self._sequences[sequence.attempt]
-        if self._announced:
-            self._announced.pop(sequence.attempt, None)
-        self.scheduler.remove(sequence)
-        self.cache.free(sequence)
-        sequence.phase = Phase.ENDED
+    def _leave(self, *sequences: Sequence) -> None:
+        """The one way out: scheduler and cache forget the sequences."""
+        self.scheduler.remove(*sequences)
+        for sequence in sequences:
+            del self._sequences[sequence.attempt]
+            if self._announced:
+                self._announced.pop(sequence.attempt, None)
+            sequence.phase = Phase.ENDED
+        self.cache.free(*sequences)
 
     def _emit(self) -> None:
         if self._outcome:

@@ -6,7 +6,6 @@ does not listen for `absence_seconds` is reported, so that its attempts can be e
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 
 from segue.cluster.errors import AttemptFailed, FailureKind, Overloaded, StaleReference
 from segue.cluster.handoff import TokenDelta
@@ -112,10 +111,9 @@ def _merged(first: TokenDelta, second: TokenDelta) -> TokenDelta:
     if first.finish is not None or first.failure is not None:
         return first  # the first end is final
     if second.failure is not None and not second.token_ids:
-        second = replace(second, position=first.position + len(first.token_ids))
+        second = second._replace(position=first.position + len(first.token_ids))
     assert second.position == first.position + len(first.token_ids)
-    return replace(
-        first,
+    return first._replace(
         token_ids=first.token_ids + second.token_ids,
         finish=second.finish,
         failure=second.failure,

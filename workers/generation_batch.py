@@ -12,7 +12,7 @@ it joins: it is written into a calendar under the number of the step.
 No tensor, no clock.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,12 @@ Finish = tuple[Sequence, FinishReason]
 
 FIXED_COLUMNS = 3
 NO_TOKEN = -1  # equals no token; fills what an array has too much
+FEW = 6  # so many numbers are written one by one in less time than as a list
 
 
 class GenerationBatch:
-    """Rows are dense: the last row moves into the place of one that leaves."""
+    """Rows are dense: the last row moves into the place of one that leaves, unless one that joins
+    takes it first."""
 
     def __init__(self, max_rows: int, block_size: int) -> None:
         self.block_size = block_size
@@ -40,11 +42,11 @@ class GenerationBatch:
         self.block_tables: Ids = np.zeros((max_rows, 16), np.int64)
         self.grown: list[int] = []  # rows whose table got longer since the last step
         self._rows: list[Sequence] = []
+        self._holes: list[int] = []  # rows of those that left: filled before anything is read
         self._members: tuple[Sequence, ...] | None = ()
         self._beginnings: dict[int, dict[Sequence, None]] = {}  # a block begins, by step
         self._endings: dict[int, dict[Sequence, None]] = {}  # the last token is drawn, by step
-        self._ending_step: dict[Sequence, int] = {}
-        self._beginning_step: dict[Sequence, int] = {}
+        self._origins: dict[Sequence, int] = {}  # position minus step: constant while it is here
 
     def _name_columns(self) -> None:
         self.token_ids, self.positions, self.num_blocks = self._columns[:FIXED_COLUMNS]
@@ -53,155 +55,202 @@ class GenerationBatch:
         self._stops = self._columns[first_stop:]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) - len(self._holes)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._beginning_step
+        return sequence in self._origins
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
         """By row. The same object as long as nobody joins or leaves."""
         if self._members is None:
+            self._close_holes()
             self._members = tuple(self._rows)
         return self._members
 
     # -- membership --------------------------------------------------------------------------
 
-    def join(self, sequence: Sequence) -> None:
-        """A sequence with all its KV but its last token's generates from the next step on."""
-        if sequence.num_uncomputed != 1 or sequence.row is not None:
-            raise ValueError(f"{sequence.attempt} is not ready to generate")
-        row = sequence.row = len(self._rows)
-        self._rows.append(sequence)
+    def join(self, *sequences: Sequence) -> None:
+        """Sequences with all their KV but the last token's generate from the next step on."""
+        step, size, origins = self.step, self.block_size, self._origins
+        for sequence in sequences:
+            if sequence.num_computed + 1 != len(sequence.tokens) or sequence.row is not None:
+                raise ValueError(f"{sequence.attempt} is not ready to generate")
+        stops = self._stop_columns(sequences)
+        for sequence in sequences:
+            if self._holes:
+                row = self._holes.pop()
+                self._rows[row] = sequence
+            else:
+                row = len(self._rows)
+                self._rows.append(sequence)
+            sequence.row = row
+            position = sequence.num_computed
+            self.token_ids[row] = sequence.tokens[-1]
+            self.positions[row] = position
+            self._lengthen(row, 0, sequence.block_ids)
+            for place, token in enumerate(stops[sequence.request.stop.stop_token_ids]):
+                self._stops[place, row] = token
+            origin = origins[sequence] = position - step
+            _enter(self._beginnings, step + -position % size, sequence)
+            _enter(self._endings, max(step, _ending_step(sequence, origin)), sequence)
         self._members = None
         self.version += 1
-        position = sequence.num_computed
-        self._columns[:FIXED_COLUMNS, row] = (sequence.tokens[-1], position, 0)
-        self._lengthen(row, 0, sequence.block_ids)
-        self._set_stops(row, sequence.request.stop.stop_token_ids)
-        self._begin_block_at(sequence, self.step + -position % self.block_size)
-        left = sequence.request.stop.max_tokens - sequence.num_produced
-        end = self._ending_step[sequence] = self.step + max(1, left) - 1
-        self._endings.setdefault(end, {})[sequence] = None
 
-    def leave(self, sequence: Sequence) -> None:
-        """The sequence gets all that is known of it; its row goes to the last one."""
-        row = sequence.row
-        if row is None:
+    def leave(self, *sequences: Sequence) -> None:
+        """Sequences get all that is known of them; the last rows move into their places. Those
+        that are not here are left alone."""
+        leaving = [sequence for sequence in sequences if sequence.row is not None]
+        if not leaving:
             return
-        self.settle(sequence)
-        _cross_out(self._beginnings, self._beginning_step.pop(sequence), sequence)
-        _cross_out(self._endings, self._ending_step.pop(sequence), sequence)
-        sequence.row = None
-        last = self._rows.pop()
-        if last is not sequence:
-            self._move(last, row)
+        self.settle(*leaving)
+        step, size = self.step, self.block_size
+        for sequence in leaving:
+            origin = self._origins.pop(sequence)
+            until_block = -(step + origin) % size
+            _cross_out(self._beginnings, step + until_block, sequence)
+            if not until_block:  # or it has begun its block in this step already
+                _cross_out(self._beginnings, step + size, sequence)
+            _cross_out(self._endings, max(step, _ending_step(sequence, origin)), sequence)
+            if sequence.row is not None:
+                self._holes.append(sequence.row)
+            sequence.row = None
         self._members = None
         self.version += 1
 
-    def _move(self, sequence: Sequence, row: int) -> None:
-        before = sequence.row
-        self._rows[row] = sequence
-        sequence.row = row
-        blocks = self.num_blocks[before]
-        self.block_tables[row, :blocks] = self.block_tables[before, :blocks]
-        self._columns[:, row] = self._columns[:, before]
+    def _close_holes(self) -> None:
+        if not self._holes:
+            return
+        rows, keep = self._rows, len(self)
+        holes = [row for row in self._holes if row < keep]
+        moved = sorted(set(range(keep, len(rows))).difference(self._holes))
+        for hole, row in zip(holes, moved, strict=True):
+            rows[hole] = rows[row]
+            rows[hole].row = hole
+        if moved:
+            self.block_tables[holes] = self.block_tables[moved]
+            self._columns[:, holes] = self._columns[:, moved]
+        del rows[keep:]
+        self._holes.clear()
 
     # -- blocks ------------------------------------------------------------------------------
 
     def beginning(self) -> list[Sequence]:
         """Those whose next token begins a block, with all their tokens. Once a step."""
+        self._close_holes()
         due = self._beginnings.pop(self.step, None)
         if not due:
             return []
-        for sequence in due:
-            self.settle(sequence)
-            self._begin_block_at(sequence, self.step + self.block_size)
-        return list(due)
+        begun = list(due)
+        self.settle(*begun)
+        following = self._beginnings.setdefault(self.step + self.block_size, due)
+        if following is not due:
+            following.update(due)
+        return begun
 
-    def _begin_block_at(self, sequence: Sequence, step: int) -> None:
-        self._beginning_step[sequence] = step
-        self._beginnings.setdefault(step, {})[sequence] = None
-
-    def grow(self, sequence: Sequence) -> None:
-        """The sequence was given more blocks."""
-        row = sequence.row
-        assert row is not None
-        first = int(self.num_blocks[row])
-        fresh = sequence.block_ids[first:]
-        if fresh:
-            self._lengthen(row, first, fresh)
-            self.grown.append(row)
+    def grow(self, *sequences: Sequence) -> None:
+        """Sequences were given more blocks."""
+        self._close_holes()
+        for sequence in sequences:
+            row = sequence.row
+            assert row is not None
+            first = self.num_blocks.item(row)
+            if len(sequence.block_ids) > first:
+                self._lengthen(row, first, sequence.block_ids[first:])
+                self.grown.append(row)
 
     def _lengthen(self, row: int, first: int, block_ids: list[int]) -> None:
+        """The row has these blocks behind its `first` ones."""
         end = first + len(block_ids)
-        while end > self.block_tables.shape[1]:
-            self.block_tables = np.concatenate(
-                (self.block_tables, np.zeros_like(self.block_tables)), axis=1
-            )
-        self.block_tables[row, first:end] = block_ids
+        tables = self.block_tables
+        while end > tables.shape[1]:
+            tables = self.block_tables = np.concatenate((tables, np.zeros_like(tables)), axis=1)
+        if len(block_ids) < FEW:
+            for column, block_id in enumerate(block_ids, first):
+                tables[row, column] = block_id
+        else:
+            tables[row, first:end] = block_ids
         self.num_blocks[row] = end
 
     # -- steps -------------------------------------------------------------------------------
 
-    def settle(self, sequence: Sequence) -> None:
-        """Bring `tokens` and `num_computed` of a sequence up to date."""
-        row = sequence.row
-        assert row is not None
-        position = int(self.positions[row])
-        missing = position + 1 - len(sequence.tokens)
-        sequence.num_computed = position
-        if missing:
-            kept = self._recent[:, row].tolist()
-            first = (self.step - missing) % self.block_size
-            end = first + missing
-            sequence.tokens += kept[first:end] + kept[: max(0, end - self.block_size)]
+    def settle(self, *sequences: Sequence) -> None:
+        """Bring `tokens` and `num_computed` of sequences that have a row up to date."""
+        size, step, origins = self.block_size, self.step, self._origins
+        for sequence in sequences:
+            tokens = sequence.tokens
+            position = sequence.num_computed = step + origins[sequence]
+            missing = position + 1 - len(tokens)
+            if missing:
+                kept = self._recent[:, sequence.row].tolist()
+                first = (step - missing) % size
+                end = first + missing
+                tokens += kept[first:end]
+                if end > size:
+                    tokens += kept[: end - size]
 
     def advance(self, tokens: Ids) -> list[Finish]:
         """Every row drew a token, `tokens` by row. Returns those whose last one it was."""
-        count = len(self._rows)
+        self._close_holes()
+        rows = self._rows
+        count = len(rows)
         self._recent[self.step % self.block_size, :count] = tokens
         self.token_ids[:count] = tokens
         self.positions[:count] += 1
-        ends = self._endings.get(self.step, ())
+        candidates = self._endings.pop(self.step, {})
         self.step += 1
         self.grown.clear()
         hits = self._stops[:, :count] == tokens
-        if not ends and not hits.any():
-            return []
-        stopping = [self._rows[row] for row in np.flatnonzero(hits.any(axis=0))]
-        return self._finished(dict.fromkeys((*ends, *stopping)))
+        if np.count_nonzero(hits):
+            for row in np.flatnonzero(hits.any(axis=0)).tolist():
+                candidates[rows[row]] = None
+        return self._finished(candidates) if candidates else []
 
     def without(self, failed: Collection[Sequence], tokens: Ids) -> Ids:
         """Take out rows that drew nothing; `tokens` follows the rows that move."""
-        for sequence in failed:
-            row = sequence.row
-            if row is not None:
-                tokens[row] = tokens[len(self._rows) - 1]
-                self.leave(sequence)
-        return tokens[: len(self._rows)]
+        gone = [sequence for sequence in failed if sequence.row is not None]
+        if gone:
+            before = {sequence: row for row, sequence in enumerate(self.sequences)}
+            self.leave(*gone)
+            tokens = tokens[[before[sequence] for sequence in self.sequences]]
+        return tokens[: len(self)]
 
     def _finished(self, candidates: Collection[Sequence]) -> list[Finish]:
         """The stop rule has the last word: min_tokens, for one, forbids an early stop."""
         finished: list[Finish] = []
+        token_of = self.token_ids.item
         for sequence in candidates:
             row = sequence.row
             assert row is not None
-            num_produced = int(self.positions[row]) + 1 - sequence.request.num_prompt_tokens
-            finish = sequence.request.stop.check(num_produced, int(self.token_ids[row]))
+            num_produced = self.step + self._origins[sequence] + 1 - sequence.num_prompt
+            finish = sequence.request.stop.check(num_produced, token_of(row))
             if finish is not None:
                 finished.append((sequence, finish))
         return finished
 
-    def _set_stops(self, row: int, stop_token_ids: frozenset[int]) -> None:
-        missing = len(stop_token_ids) - len(self._stops)
+    def _stop_columns(self, sequences: Iterable[Sequence]) -> dict[frozenset[int], list[int]]:
+        """What stands in `_stops` for each set of stop tokens; makes room for the largest."""
+        found = {sequence.request.stop.stop_token_ids for sequence in sequences}
+        missing = max(map(len, found), default=0) - len(self._stops)
         if missing > 0:
             more = np.full((missing, self._stops.shape[1]), NO_TOKEN, np.int64)
             self._columns = np.concatenate((self._columns, more))
             self._name_columns()
-            missing = 0
-        if len(self._stops):
-            self._stops[:, row] = [*stop_token_ids, *[NO_TOKEN] * -missing]
+        height = len(self._stops)
+        return {ids: [*ids, *[NO_TOKEN] * (height - len(ids))] for ids in found}
+
+
+def _ending_step(sequence: Sequence, origin: int) -> int:
+    """The step that draws the last token that the request allows."""
+    return sequence.num_prompt + sequence.request.stop.max_tokens - 2 - origin
+
+
+def _enter(calendar: dict[int, dict[Sequence, None]], step: int, sequence: Sequence) -> None:
+    entry = calendar.get(step)
+    if entry is None:
+        calendar[step] = {sequence: None}
+    else:
+        entry[sequence] = None
 
 
 def _cross_out(calendar: dict[int, dict[Sequence, None]], step: int, sequence: Sequence) -> None:

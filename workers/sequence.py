@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from segue.cluster.block_hash import WORD_BYTES, token_words
 from segue.cluster.handoff import Assignment
 from segue.cluster.identity import AttemptId, Peer
 from segue.cluster.request import GenerationRequest
-from segue.cluster.retention import Retention
+from segue.cluster.retention import NOTHING_SPECIAL, Retention
+from segue.workers.kvcache.node import Node
 
 
 class Phase(StrEnum):
@@ -44,8 +46,9 @@ class Sequence:
     num_cached: int = 0  # tokens found in the prefix cache at admission
     num_reused: int = 0  # of the context, by whoever computed it first: what the client is told
     num_published: int = 0  # leading blocks whose content is findable or known elsewhere
-    promised_blocks: int = 0  # still to be allocated under the admission guarantee
-    last_key: bytes | None = None  # key of block num_published - 1
+    max_blocks: int = 0  # promised in all, those held included; 0 while it is not admitted
+    promised_blocks: int = 0  # of them still to be allocated under the admission guarantee
+    last_node: Node | None = None  # of block num_published - 1, in the tree or no longer
     num_drafts: int = 0  # speculative tokens that each of its steps carries beside the real one
     num_pauses: int = 0
     order: tuple[float, int] = (0.0, 0)  # its place in every queue of the scheduler
@@ -56,14 +59,33 @@ class Sequence:
     attempt: AttemptId = field(init=False)
     num_prompt: int = field(init=False)
     num_context: int = field(init=False)
+    num_final: int = field(init=False)  # tokens when the answer is as long as it may be
+    _words: bytes = field(init=False, default=b"")
 
     def __post_init__(self) -> None:
         self.request = self.assignment.request
-        self.retention = self.request.retention
+        plain = self.request.retention == NOTHING_SPECIAL
+        self.retention = NOTHING_SPECIAL if plain else self.request.retention
         self.attempt = self.assignment.attempt_id
         self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]
         self.num_prompt = self.request.num_prompt_tokens
         self.num_context = len(self.tokens)
+        self._words = token_words(self.tokens)
+        self.num_final = max(self.num_context, self.num_prompt + self.request.stop.max_tokens)
+
+    @property
+    def words(self) -> bytes:
+        """`tokens` as `token_words`; only what came since the last time is converted."""
+        known = len(self._words) // WORD_BYTES
+        if known < len(self.tokens):
+            self._words += token_words(self.tokens[known:])
+        return self._words
+
+    def rewind(self, num_tokens: int) -> None:
+        """Tokens from `num_tokens` on were not accepted: others will stand there."""
+        del self.tokens[num_tokens:]
+        self._words = self._words[: num_tokens * WORD_BYTES]
+        self.num_computed = min(self.num_computed, num_tokens)
 
     @property
     def num_produced(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from segue.cluster.handoff import Failure, TokenDelta
 from segue.cluster.request import FinishReason
@@ -9,8 +10,7 @@ from segue.workers.generation_batch import Ids
 from segue.workers.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkReady:
+class ChunkReady(NamedTuple):
     """Blocks of a sequence that is handed off: computed, and leased from now on."""
 
     sequence: Sequence
@@ -20,8 +20,7 @@ class ChunkReady:
     first_token: int | None  # set with the last chunk of a context
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A sequence left the engine: with an answer's end, or with a failure."""
 
     sequence: Sequence

@@ -151,4 +151,4 @@ def test_nothing_is_kept_of_those_that_left() -> None:
         batch.advance(np.array([1]))
         batch.leave(sequence)
     assert not batch._beginnings and not batch._endings
-    assert not batch._beginning_step and not batch._ending_step
+    assert not batch._origins

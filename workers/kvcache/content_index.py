@@ -11,8 +11,9 @@ from segue.workers.kvcache.block_pool import BlockPool, BlockState, OutOfBlocks
 from segue.workers.kvcache.copy_queue import CopyQueue
 from segue.workers.kvcache.events import EventLog, Snapshot, StoredBlock, Tier
 from segue.workers.kvcache.host_tier import HostTier
+from segue.workers.kvcache.node import Node
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.radix_tree import Node, RadixTree
+from segue.workers.kvcache.radix_tree import RadixTree
 from segue.workers.kvcache.statistics import CacheStatistics
 
 
@@ -33,21 +34,37 @@ class ContentIndex:
 
     def allocate(self, count: int, *, landing: bool = False) -> list[int]:
         """Take `count` blocks: free ones, then those whose content goes first."""
-        if count > self._pool.num_available:
-            raise OutOfBlocks(f"{count} blocks wanted, {self._pool.num_available} available")
-        while self._pool.num_free < count:
-            self._make_room()
+        pool = self._pool
+        if pool.num_free < count:
+            self._make_room(count)
         self._statistics.allocated += count
-        return self._pool.allocate(count, landing=landing)
+        return pool.allocate(count, landing=landing)
 
-    def _make_room(self) -> None:
-        """Free the next victim, by moving its content to the host or by forgetting it."""
+    def _make_room(self, count: int) -> None:
+        """Free idle blocks until `count` are free: content moves to the host or is forgotten."""
+        pool, nodes = self._pool, self._nodes
+        if count > pool.num_available:
+            raise OutOfBlocks(f"{count} blocks wanted, {pool.num_available} available")
+        while (missing := count - pool.num_free) > 0:
+            if self.host.num_slots and self._offload_victim():
+                continue
+            victims = pool.reclaim(1 if self.host.num_slots else missing)
+            idle = [nodes[block_id] for block_id in victims]
+            for block_id, node in zip(victims, idle, strict=True):
+                assert node is not None
+                nodes[block_id] = node.block_id = None
+            for node in idle:
+                if node is not None and node.parent is not None:  # else it went with another one
+                    if node.is_leaf and not self.events.is_on:
+                        self.tree.detach_leaf(node)
+                        self._statistics.forgotten += 1
+                    else:
+                        self.forget(node)
+
+    def _offload_victim(self) -> bool:
         victim = self._pool.victim()
         node = None if victim is None else self._nodes[victim]
-        if node is None:
-            raise OutOfBlocks("no block is idle")
-        if not self._offload(node):
-            self.forget(node)
+        return node is not None and self._offload(node)
 
     # -- content -----------------------------------------------------------------------------
 
@@ -63,19 +80,18 @@ class ContentIndex:
         content on the host comes to lie in the block. Returns the last piece's node.
         """
         stored: list[StoredBlock] = []
-        is_told = self.events.is_on
         for piece, block_id in pieces:
-            node = parent.children.get(piece)
-            if node is None:
-                node = self.tree.insert(parent, piece)
-                self._place(node, block_id)
-                if is_told and node.key is not None and parent.key is not None:
-                    priority = self._pool.priority(block_id)
-                    stored.append(StoredBlock(node.key, parent.key, Tier.DEVICE, priority))
-            elif node.slot is not None:
-                self.host.drop(node)
-                self._place(node, block_id)
-                self._tell_update(node)
+            node = self.tree.put(parent, piece)
+            if node.block_id is None:
+                if node.slot is None:
+                    if self.events.is_on and node.key is not None and parent.key is not None:
+                        priority = self._pool.priority(block_id)
+                        stored.append(StoredBlock(node.key, parent.key, Tier.DEVICE, priority))
+                    self._place(node, block_id)
+                else:
+                    self.host.drop(node)
+                    self._place(node, block_id)
+                    self._tell_update(node)
             parent = node
         if stored:
             self.events.stored(stored)
@@ -136,7 +152,17 @@ class ContentIndex:
 
     def forget(self, node: Node) -> None:
         """Make a node and all below it unfindable; their blocks are free once nobody holds them."""
-        self._statistics.forgotten += self._remove(node)
+        removed = self.tree.detach(node)
+        for gone in removed:
+            if gone.block_id is not None:
+                self._vacate(gone)
+            elif gone.slot is not None:
+                self.host.drop(gone)
+        if self.events.is_on:
+            keys = [gone.key for gone in removed if gone.key is not None]
+            if keys:
+                self.events.removed(keys)
+        self._statistics.forgotten += len(removed)
 
     def forget_all(self) -> None:
         for node in list(self.tree.nodes()):
@@ -164,7 +190,7 @@ class ContentIndex:
     def _offload(self, node: Node) -> bool:
         """Move an idle node's content to the host, which frees its block. False: it stays."""
         block_id = node.block_id
-        if block_id is None or not self.host.num_slots:
+        if block_id is None:
             return False
         if self._pool.priority(block_id) < self._min_priority:
             return False
@@ -193,17 +219,6 @@ class ContentIndex:
         if block_id is not None:
             self._nodes[block_id] = None
             self._pool.drop_content(block_id)
-
-    def _remove(self, node: Node) -> int:
-        removed = self.tree.detach(node)
-        for gone in removed:
-            self._vacate(gone)
-            if gone.slot is not None:
-                self.host.drop(gone)
-        keys = [gone.key for gone in removed if gone.key is not None]
-        if keys and self.events.is_on:
-            self.events.removed(keys)
-        return len(removed)
 
     def _inherit(self, block_id: int, source: int) -> None:
         self._pool.retain(block_id, self._pool.priority(source), self._pool.duration(source))

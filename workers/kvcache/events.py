@@ -70,10 +70,7 @@ class EventLog:
     def __init__(self, capacity: int) -> None:
         self._events: deque[KVEvent] = deque(maxlen=capacity)
         self.last_number = 0
-
-    @property
-    def is_on(self) -> bool:
-        return self._events.maxlen != 0
+        self.is_on = capacity > 0
 
     def stored(self, blocks: Iterable[StoredBlock]) -> None:
         self._append(Stored(self.last_number + 1, tuple(blocks)))

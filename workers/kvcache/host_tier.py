@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from segue.cluster.retention import DEFAULT_PRIORITY
 from segue.workers.kvcache.eviction import EvictionQueue
-from segue.workers.kvcache.radix_tree import Node
+from segue.workers.kvcache.node import Node
 
 
 @dataclass(slots=True)

@@ -6,23 +6,31 @@ block it was promised. Idle cached blocks are available, hence give no credit.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from segue.cluster.block_hash import KeyScope
-from segue.cluster.retention import DEFAULT_PRIORITY, Retention
+from segue.cluster.retention import NOTHING_SPECIAL
 from segue.workers.kvcache.block_operations import BlockOperation
 from segue.workers.kvcache.block_pool import BlockPool, BlockState
 from segue.workers.kvcache.content_index import ContentIndex
 from segue.workers.kvcache.events import EventLog, Snapshot
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.prefix_match import PrefixMatch, match_prefix
+from segue.workers.kvcache.prefix_match import PrefixMatch
+from segue.workers.kvcache.prefix_reuse import PrefixReuse
 from segue.workers.kvcache.publication import Publication
-from segue.workers.kvcache.radix_tree import Node
 from segue.workers.kvcache.statistics import CacheStatistics
 from segue.workers.sequence import Sequence
 
 __all__ = ["KVCache", "PrefixMatch"]
 
-NOTHING_SPECIAL = Retention()
+
+class Admission(NamedTuple):
+    """As the parameters of `KVCache.admit`."""
+
+    sequence: Sequence
+    total_tokens: int
+    landing: bool = False
+    matched: PrefixMatch | None = None
 
 
 class KVCache:
@@ -41,9 +49,11 @@ class KVCache:
         self.policy = ReusePolicy(enabled=reuse) if isinstance(reuse, bool) else reuse
         self.statistics = CacheStatistics()
         self._content = ContentIndex(pool, block_size, self.policy, self.statistics)
-        self._limits: dict[Sequence, int] = {}  # blocks promised in all, those held included
         self._promised = 0
         self._publication = Publication(self._content, block_size, scope)
+        self._reuse = PrefixReuse(pool, self._content, self._publication, self.policy, block_size)
+        self.match = self._reuse.match
+        self.unmatched = self._reuse.unmatched
 
     # -- arithmetic --------------------------------------------------------------------------
 
@@ -56,9 +66,7 @@ class KVCache:
         The last token of an answer never gets KV but is counted, as in the reference: at most one
         block too careful. A prefill worker keeps the context only.
         """
-        if sequence.hands_off:
-            return sequence.num_context
-        return max(sequence.num_context, sequence.num_prompt + sequence.request.stop.max_tokens)
+        return sequence.num_context if sequence.decode_peer is not None else sequence.num_final
 
     def can_ever_fit(self, sequence: Sequence) -> bool:
         return self.blocks_for(self.final_tokens(sequence)) <= self.pool.num_blocks
@@ -72,20 +80,6 @@ class KVCache:
         return self.blocks_for(self.final_tokens(sequence)) - match.live_full_blocks
 
     # -- a sequence's life -------------------------------------------------------------------
-
-    def match(self, sequence: Sequence, *, whole_blocks: bool = False) -> PrefixMatch:
-        """Find reusable leading tokens, in whole blocks only if so wanted. Changes nothing."""
-        key = self._publication.root_key(sequence.request.cache_salt)
-        if not self.policy.enabled:
-            return PrefixMatch(0, 0, None, key)
-        return match_prefix(
-            self._content.tree,
-            key,
-            sequence.tokens,
-            self.block_size,
-            self.pool.is_idle,
-            self._part_allowed if self.policy.partial and not whole_blocks else None,
-        )
 
     def admit(
         self,
@@ -103,18 +97,38 @@ class KVCache:
         With `landing`, blocks that are not reused wait for their content from a peer. The promise
         covers `total_tokens`; None: the whole answer; 0: nothing beyond the tokens known now.
         """
-        match = matched
+        total = self.final_tokens(sequence) if total_tokens is None else total_tokens
+        return bool(self.admit_all([Admission(sequence, total, landing, matched)]))
+
+    def admit_all(self, admissions: Iterable[Admission]) -> int:
+        """Admit them in order up to the first one that does not fit; returns how many."""
+        owed: list[tuple[Sequence, int]] = []
+        count = 0
+        for admission in admissions:
+            if not self._admit(admission, owed):
+                break
+            count += 1
+        self._append_blocks(owed)
+        return count
+
+    def _admit(self, admission: Admission, owed: list[tuple[Sequence, int]]) -> bool:
+        """One that finds nothing in the cache is promised all its blocks, and those of its
+        context are `owed`."""
+        sequence, total, landing, match = admission
         if match is None or match.num_tokens:
             match = self.match(sequence, whole_blocks=landing)
-        limit = self._limit(sequence, total_tokens)
+        num_tokens, size = len(sequence.tokens), self.block_size
+        limit = -(-max(total, num_tokens) // size)
         if limit - match.live_full_blocks > self.pool.num_available - self._promised:
             return False
-        in_context = self.blocks_for(len(sequence.tokens))
-        sequence.block_ids = self._take_blocks(match, in_context, landing)
-        sequence.num_published, sequence.last_key = match.full_blocks, match.last_key
-        self._retain_matched(sequence, match)
-        self._retain_fresh(sequence, match.full_blocks + (match.part is not None))
-        self._begin(sequence, match.num_tokens, limit, match.full_blocks)
+        in_context = -(-num_tokens // size)
+        nodes = match.nodes
+        sequence.num_published, sequence.last_node = len(nodes), nodes[-1] if nodes else None
+        if match.num_tokens or landing:
+            self._reuse.take(sequence, match, in_context, landing)
+        else:
+            owed.append((sequence, in_context))
+        self._begin(sequence, match.num_tokens, limit, len(nodes))
         return True
 
     def fork(self, source: Sequence, target: Sequence, *, total_tokens: int | None = None) -> bool:
@@ -127,7 +141,8 @@ class KVCache:
         if not same or source.request.cache_salt != target.request.cache_salt:
             raise ValueError("only a sequence that begins with the same tokens is forked")
         full, part = divmod(shared, self.block_size)
-        limit = self._limit(target, total_tokens)
+        total = self.final_tokens(target) if total_tokens is None else total_tokens
+        limit = self.blocks_for(max(total, len(target.tokens)))
         if limit - full > self.pool.num_available - self._promised:
             return False
         for block_id in source.block_ids[:full]:
@@ -137,20 +152,47 @@ class KVCache:
         if part:
             self._content.copies.copy(source.block_ids[full], fresh[0], part)
             self.statistics.copied += 1
-        self._retain_fresh(target, full)
+        if target.retention is not NOTHING_SPECIAL:
+            self._reuse.retain_fresh(target, full)
         self._begin(target, shared, limit, full)
         self.publish(target)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Make sure that positions [0, num_tokens) have blocks."""
-        held = len(sequence.block_ids)
-        missing = self.blocks_for(num_tokens) - held
-        if missing > 0:
-            sequence.block_ids.extend(self._content.allocate(missing))
-            self.statistics.allocated_for_answers += missing
-            self._retain_fresh(sequence, held)
-            self._promise(sequence)
+        missing = self.blocks_for(num_tokens) - len(sequence.block_ids)
+        self.statistics.allocated_for_answers += self._append_blocks([(sequence, missing)])
+
+    def grow(self, sequences: Iterable[Sequence]) -> None:
+        """Give each generating sequence blocks for its next token and the drafts behind it."""
+        size = self.block_size
+        missing = [
+            (s, (s.num_computed + s.num_drafts) // size + 1 - len(s.block_ids)) for s in sequences
+        ]
+        self.statistics.allocated_for_answers += self._append_blocks(missing)
+
+    def _append_blocks(self, missing: list[tuple[Sequence, int]]) -> int:
+        """Returns how many in all."""
+        total = 0
+        for _, count in missing:
+            if count > 0:
+                total += count
+        if not total:
+            return 0
+        fresh = self._content.allocate(total)
+        given = 0
+        for sequence, count in missing:
+            if count > 0:
+                block_ids = sequence.block_ids
+                first = len(block_ids)
+                block_ids += fresh[given : given + count]
+                given += count
+                if sequence.retention is not NOTHING_SPECIAL:
+                    self._reuse.retain_fresh(sequence, first)
+                promised = sequence.promised_blocks
+                left = sequence.promised_blocks = max(0, sequence.max_blocks - first - count)
+                self._promised += left - promised
+        return total
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
         """Positions from `num_tokens` on were not accepted; their blocks are reused first."""
@@ -159,7 +201,7 @@ class KVCache:
         keep = self.blocks_for(num_tokens)
         self.pool.release(reversed(sequence.block_ids[keep:]), reuse_first=True)
         del sequence.block_ids[keep:]
-        sequence.num_computed = min(sequence.num_computed, num_tokens)
+        sequence.rewind(num_tokens)
         self._promise(sequence)
 
     def publish(self, sequence: Sequence) -> None:
@@ -181,38 +223,42 @@ class KVCache:
             return False
         if missing > 0:
             sequence.block_ids.extend(self._content.allocate(missing, landing=True))
-            self._retain_fresh(sequence, held)
+            self._reuse.retain_fresh(sequence, held)
             self._promise(sequence)
         return True
 
     def landing_blocks(self, sequence: Sequence) -> list[int]:
         return [b for b in sequence.block_ids if self.pool.state(b) is BlockState.LANDING]
 
-    def free(self, sequence: Sequence) -> None:
-        """Publish what is computed, then take everything back; nothing if it holds nothing.
+    def free(self, *sequences: Sequence) -> None:
+        """Publish what is computed, then take everything back, of those that hold something.
 
-        No read into the sequence's blocks may be in flight.
+        No read into the sequences' blocks may be in flight.
         """
-        if not sequence.block_ids:
-            return
-        self.publish(sequence)
-        if self.policy.enabled and self.policy.partial:
-            self._publication.publish_part(sequence)
-        if self.pool.num_landing and (landing := self.landing_blocks(sequence)):
-            self.pool.drop_landing(reversed(landing))
-            gone = set(landing)
-            self.pool.release(b for b in reversed(sequence.block_ids) if b not in gone)
-        else:
-            self.pool.release(reversed(sequence.block_ids))
-        sequence.block_ids = []
-        self._limits.pop(sequence)
-        self._promise(sequence)
+        released: list[int] = []
+        for sequence in sequences:
+            block_ids = sequence.block_ids
+            if not block_ids:
+                continue
+            if self.policy.enabled:
+                self._publication.publish_end(sequence, self.policy.partial)
+            if self.pool.num_landing and (landing := self.landing_blocks(sequence)):
+                self.pool.drop_landing(reversed(landing))
+                gone = set(landing)
+                block_ids = [b for b in block_ids if b not in gone]
+            block_ids.reverse()
+            released += block_ids
+            sequence.block_ids = []
+            sequence.max_blocks = 0
+            self._promised -= sequence.promised_blocks
+            sequence.promised_blocks = 0
+        self.pool.release(released)
 
     def pause(self, sequence: Sequence) -> None:
         """Free the sequence so that it can be admitted again with all its tokens."""
         self.free(sequence)
         sequence.num_computed = sequence.num_cached = sequence.num_published = 0
-        sequence.last_key = None
+        sequence.last_node = None
 
     # -- for the engine, once a step ---------------------------------------------------------
 
@@ -262,84 +308,32 @@ class KVCache:
         self.pool.check_integrity()
         self._content.check_integrity()
         assert self._promised == sum(s.promised_blocks for s in sequences) >= 0
-        assert self._limits.keys() == {s for s in sequences if s.block_ids}
+        assert all(bool(s.max_blocks) == bool(s.block_ids) for s in sequences)
         counts = self.pool.counts()
         held = {block_id for s in sequences for block_id in s.block_ids}
         assert len(held) == counts[BlockState.OWNED] + counts[BlockState.LANDING]
 
     # -- admission ---------------------------------------------------------------------------
 
-    def _limit(self, sequence: Sequence, total_tokens: int | None) -> int:
-        total = self.final_tokens(sequence) if total_tokens is None else total_tokens
-        return self.blocks_for(max(total, len(sequence.tokens)))
-
-    def _part_allowed(self, node: Node) -> bool:
-        is_idle_leaf = self._content.is_idle(node) and not node.children
-        return self.policy.copy_on_partial or is_idle_leaf
-
-    def _take_blocks(self, match: PrefixMatch, count: int, landing: bool) -> list[int]:
-        """Blocks for a context of `count` blocks. What is matched is claimed before anything is
-        allocated, so that no allocation can evict it.
-
-        A part is copied, or its idle block is taken over: if all of it continues here, so that
-        nothing is lost, or if a copy is not wanted or would need one block more than there is.
-        """
-        content, part = self._content, match.part
-        own: list[int] = []
-        crowded = self.pool.num_available <= count - match.live_full_blocks
-        for node in match.nodes:
-            content.claim(node)
-        if (
-            part is not None
-            and content.is_idle(part)
-            and (crowded or not self.policy.copy_on_partial or match.uses_all_of_part)
-        ):
-            own, part = [content.take_over(part)], None
-        elif part is not None:
-            content.claim(part)
-        on_host = [node for node in match.nodes if node.block_id is None]
-        for node, block_id in zip(on_host, content.allocate(len(on_host)), strict=True):
-            content.onboard(node, block_id)
-        shared = [node.block_id for node in match.nodes if node.block_id is not None]
-        own += content.allocate(count - len(shared) - len(own), landing=landing)
-        if part is not None:
-            content.copy_part(part, own[0], match.num_part_tokens)
-        return shared + own
-
     def _begin(self, sequence: Sequence, num_tokens: int, limit: int, full: int) -> None:
         sequence.num_cached = sequence.num_computed = num_tokens
-        self._limits[sequence] = limit
+        sequence.max_blocks = limit
         self._promise(sequence)
-        part = int(num_tokens > full * self.block_size)
         counts = self.statistics
-        counts.queried_tokens += len(sequence.tokens)
-        counts.reused_tokens += num_tokens
-        counts.reused_full += full
-        counts.reused_partial += part
-        counts.missed += self.blocks_for(len(sequence.tokens)) - full - part
+        queried = len(sequence.tokens)
+        counts.queried_tokens += queried
+        counts.missed += -(-queried // self.block_size)
+        if num_tokens:
+            part = int(num_tokens > full * self.block_size)
+            counts.reused_tokens += num_tokens
+            counts.reused_full += full
+            counts.reused_partial += part
+            counts.missed -= full + part
 
     def _promise(self, sequence: Sequence) -> None:
         """Make the promise what is left of the sequence's limit."""
-        before = sequence.promised_blocks
-        left = self._limits.get(sequence, 0) - len(sequence.block_ids)
-        sequence.promised_blocks = max(0, left)
-        self._promised += sequence.promised_blocks - before
-
-    # -- retention ---------------------------------------------------------------------------
-
-    def _retain_matched(self, sequence: Sequence, match: PrefixMatch) -> None:
-        """Reused content takes a priority only if one is given, but always the duration."""
-        prompt = sequence.request.num_prompt_tokens
-        for index, node in enumerate(match.nodes):
-            wanted = sequence.retention.of_block(index * self.block_size, prompt)
-            self._content.retain(node, wanted.priority, wanted.duration)
-
-    def _retain_fresh(self, sequence: Sequence, first: int) -> None:
-        """For blocks of one's own from block `first` on; they have the default now."""
-        if sequence.retention == NOTHING_SPECIAL:
-            return
-        prompt = sequence.request.num_prompt_tokens
-        for index in range(first, len(sequence.block_ids)):
-            wanted = sequence.retention.of_block(index * self.block_size, prompt)
-            priority = DEFAULT_PRIORITY if wanted.priority is None else wanted.priority
-            self.pool.retain(sequence.block_ids[index], priority, wanted.duration)
+        left = sequence.max_blocks - len(sequence.block_ids)
+        if left < 0:
+            left = 0
+        self._promised += left - sequence.promised_blocks
+        sequence.promised_blocks = left

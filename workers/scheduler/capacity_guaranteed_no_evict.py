@@ -29,18 +29,19 @@ class GuaranteedNoEvict:
 
     def decide(self, view: CapacityView) -> CapacityDecision:
         decision = CapacityDecision()
-        available = view.cache.pool.num_available - view.cache.promised_blocks
+        cache, delay = view.cache, view.delay
+        available = cache.pool.num_available - cache.promised_blocks
         slots = view.num_free_slots
         for sequence in view.waiting:
             if len(decision.admitted) == slots:
                 full = view.max_num_seqs
                 decision.held.append(Decision(sequence.attempt, Reason.BATCH_FULL, full + 1, full))
                 break
-            match = view.cache.match(sequence)
-            if view.delay and not sequence.lands and view.delay.should_wait(match):
+            match = cache.match(sequence)
+            if delay and not sequence.lands and delay.should_wait(sequence, match):
                 decision.held.append(Decision(sequence.attempt, Reason.WAITING_FOR_REUSE))
                 continue
-            need = blocks_to_completion(sequence, match.live_full_blocks, view.cache)
+            need = blocks_to_completion(sequence, match.live_full_blocks, cache)
             if need > available:
                 held = Decision(sequence.attempt, Reason.NO_BLOCKS, need, max(0, available))
                 decision.held.append(held)

@@ -97,7 +97,7 @@ class _Walk:
         if _has_started(sequence):
             return self.growth.needs.get(sequence, 0)
         match, delay = self.view.cache.match(sequence), self.view.delay
-        if delay and not sequence.lands and delay.should_wait(match):
+        if delay and not sequence.lands and delay.should_wait(sequence, match):
             self.decision.held.append(Decision(sequence.attempt, Reason.WAITING_FOR_REUSE))
             return None
         return blocks_to_begin(sequence, match.live_full_blocks, self.view.cache)

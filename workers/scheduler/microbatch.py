@@ -87,11 +87,12 @@ def _whole(waiting: list[Sequence], left: int, budget: StepBudget) -> tuple[Sche
     if budget.chunking is ChunkingPolicy.FORCE_CHUNK:
         return None
     chunks: list[Scheduled] = []
+    limit = budget.chunk_size
     for sequence in waiting:
         start = sequence.num_computed
         size = len(sequence.tokens) - start
         left -= size + sequence.num_drafts
-        if left < 0 or size > budget.chunk_size:
+        if left < 0 or size > limit:
             return None
         chunks.append(Scheduled(sequence, start, size))
     return tuple(chunks)

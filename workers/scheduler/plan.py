@@ -28,7 +28,7 @@ class Reason(StrEnum):
     WAITING_FOR_CREDIT = "waiting_for_credit"  # its decode worker has no room for it yet
     WAITING_FOR_KV = "waiting_for_kv"  # its context is on its way from a peer
     MIGRATING = "migrating"  # it has stopped, for another worker to take over
-    EVICTED = "evicted"  # idle cached blocks were given up for it
+    EVICTED = "evicted"  # idle cached blocks were given up for it and those admitted before it
 
 
 class Decision(NamedTuple):

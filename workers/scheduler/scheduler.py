@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from segue.cluster.identity import AttemptId
 from segue.workers.generation_batch import GenerationBatch
-from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.kvcache.kv_cache import Admission, KVCache
 from segue.workers.scheduler.capacity import CapacityDecision, CapacityPolicy, CapacityView
 from segue.workers.scheduler.capacity_guaranteed_no_evict import GuaranteedNoEvict
 from segue.workers.scheduler.delay_for_reuse import DelayForReuse
@@ -63,12 +63,6 @@ class Scheduler:
         return len(self.landing) + len(self.context) + len(self.generation)
 
     @property
-    def _num_evicted(self) -> int:
-        """Cached blocks that left the device so far."""
-        counts = self.cache.statistics
-        return counts.forgotten + counts.offloaded
-
-    @property
     def has_work(self) -> bool:
         """True if a step would compute something."""
         return bool(self.context or self.generation)
@@ -95,11 +89,12 @@ class Scheduler:
         self._fresh.append(sequence.attempt)
         self._unsettled = True
 
-    def start_generation(self, sequence: Sequence) -> None:
-        """The context is complete, computed here or landed, and a first token is appended."""
-        self._withdraw(sequence)
-        sequence.phase = Phase.GENERATION
-        self.generation.join(sequence)
+    def start_generation(self, *sequences: Sequence) -> None:
+        """Their contexts are complete, computed here or landed, with a first token appended."""
+        for sequence in sequences:
+            self._withdraw(sequence)
+            sequence.phase = Phase.GENERATION
+        self.generation.join(*sequences)
 
     def halt(self, sequence: Sequence) -> None:
         """Between two steps: it generates no more, but keeps its blocks and its slot among those
@@ -109,26 +104,26 @@ class Scheduler:
         self.landing[sequence] = None
         self.held[sequence.attempt] = Reason.MIGRATING
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence wherever it is. Its blocks are the caller's business."""
-        self._withdraw(sequence)
+    def remove(self, *sequences: Sequence) -> None:
+        """Forget sequences wherever they are. Their blocks are the caller's business."""
+        self.generation.leave(*sequences)
+        for sequence in sequences:
+            self._withdraw(sequence)
 
     def forget(self, attempt: AttemptId) -> None:
         """The sequence that was expected does not come."""
         self.held.pop(attempt, None)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Take it out of the one group that it is in, if any."""
+        """Take it out of the one group that it is in, if any, but for the generation batch."""
+        self._unsettled = True
         phase = sequence.phase
-        if phase is Phase.GENERATION:
-            self.generation.leave(sequence)
-        elif phase is Phase.CONTEXT:
+        if phase is Phase.CONTEXT:
             self.context.discard(sequence)
-        else:
+        elif phase is not Phase.GENERATION:
             self.waiting.discard(sequence)
             self.landing.pop(sequence, None)
             self.held.pop(sequence.attempt, None)
-        self._unsettled = True
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -139,10 +134,11 @@ class Scheduler:
         paused = decision.paused if decision else []
         for sequence in paused:
             self._pause(sequence)
-        for sequence in growing:
-            if sequence.row is not None:
-                self.cache.extend(sequence, sequence.num_computed + 1 + sequence.num_drafts)
-                self.generation.grow(sequence)
+        if paused:
+            growing = [sequence for sequence in growing if sequence.row is not None]
+        if growing:
+            self.cache.grow(growing)
+            self.generation.grow(*growing)
         news, self._told = self._told, []
         news += [Decision(s.attempt, Reason.PAUSED) for s in paused]
         reservations = self._admit(decision, news) if decision else []
@@ -200,44 +196,47 @@ class Scheduler:
 
     def _pause(self, sequence: Sequence) -> None:
         """It keeps its tokens and its place; its KV is published and can be found again."""
-        self._withdraw(sequence)
+        self.remove(sequence)
         self.cache.pause(sequence)
         sequence.num_pauses += 1
         self._wait(sequence)
 
     def _admit(self, decision: CapacityDecision, news: list[Decision]) -> list[Sequence]:
         """Returns those that will land. One that does not fit after all goes on waiting."""
-        reservations: list[Sequence] = []
+        policy, cache, matches = self.settings.policy, self.cache, decision.matches
+        counts = cache.statistics
+        evicted = -counts.forgotten - counts.offloaded
+        fitted = cache.admit_all(
+            Admission(s, policy.tokens_to_promise(s, cache), s.lands, matches.get(s))
+            for s in decision.admitted
+        )
+        evicted += counts.forgotten + counts.offloaded
         held = decision.held
-        for index, sequence in enumerate(decision.admitted):
-            total = self.settings.policy.tokens_to_promise(sequence, self.cache)
-            before = self._num_evicted
-            if not self.cache.admit(
-                sequence,
-                landing=sequence.lands,
-                total_tokens=total,
-                matched=decision.matches.get(sequence),
-            ):
-                held = [Decision(s.attempt, Reason.NO_BLOCKS) for s in decision.admitted[index:]]
-                break
+        if fitted < len(decision.admitted):
+            held = [Decision(s.attempt, Reason.NO_BLOCKS) for s in decision.admitted[fitted:]]
+        admitted = decision.admitted[:fitted]
+        reservations: list[Sequence] = []
+        for sequence in admitted:
+            attempt = sequence.attempt
             self.waiting.discard(sequence)
-            self.held.pop(sequence.attempt, None)
-            resumed = sequence.num_pauses > 0
-            reason = Reason.RESUMED if resumed else Reason.ADMITTED
-            news.append(Decision(sequence.attempt, reason))
-            if evicted := self._num_evicted - before:
-                news.append(Decision(sequence.attempt, Reason.EVICTED, None, evicted))
-            if not resumed:
+            self.held.pop(attempt, None)
+            if sequence.num_pauses:
+                news.append(Decision(attempt, Reason.RESUMED))
+            else:
+                news.append(Decision(attempt, Reason.ADMITTED))
                 sequence.num_reused = sequence.num_cached
             if sequence.lands:
                 sequence.phase = Phase.LANDING
                 self.landing[sequence] = None
-                self.held[sequence.attempt] = Reason.WAITING_FOR_KV
-                news.append(Decision(sequence.attempt, Reason.WAITING_FOR_KV))
+                self.held[attempt] = Reason.WAITING_FOR_KV
+                news.append(Decision(attempt, Reason.WAITING_FOR_KV))
                 reservations.append(sequence)
             else:
                 sequence.phase = Phase.CONTEXT
                 self.context.add(sequence)
+        if evicted:
+            attempt = admitted[-1].attempt
+            news.append(Decision(attempt, Reason.EVICTED, None, evicted))
         self._name(held, news)
         return reservations
 

@@ -18,8 +18,8 @@ from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.events import BlockIndex
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.kvcache.node import Node
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.kvcache.radix_tree import Node
 from segue.workers.sequence import Sequence
 
 B = 3
@@ -135,7 +135,7 @@ class CacheMachine(RuleBasedStateMachine):
                 common += 1
             last = (len(path) - 1) // B * B
             complete = common == len(path) and len(path) % B == 0
-            policy, idle_leaf = self.cache.policy, content.is_idle(node) and not node.children
+            policy, idle_leaf = self.cache.policy, content.is_idle(node) and node.is_leaf
             part_counts = policy.partial and not whole and common > last
             if complete or (part_counts and (policy.copy_on_partial or idle_leaf)):
                 best = max(best, common)

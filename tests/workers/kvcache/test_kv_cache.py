@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_parts import SCOPE, B, begin, compute, make_cache, serve
 
-from segue.cluster.block_hash import block_keys, root_key
+from segue.cluster.block_hash import block_keys, root_key, token_words
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.retention import Retention, RetentionRange
 from segue.workers.kvcache.block_pool import BlockState
@@ -178,27 +178,29 @@ def test_a_match_tells_what_a_scheduler_wants_to_know() -> None:
     match = cache.match(other)
     assert (match.num_tokens, match.full_blocks, match.live_full_blocks) == (2 * B, 2, 1)
     keys = list(block_keys(root_key(SCOPE), other.tokens, B))
-    assert match.first_unmatched_key == keys[2]
-    assert match.last_key == keys[1]
+    assert [node.key for node in match.nodes] == keys[:2]
+    assert cache.unmatched(other, match) == (
+        match.nodes[-1],
+        token_words(other.tokens[2 * B :][:B]),
+    )
     cache.check_integrity([running])
 
 
-@pytest.mark.parametrize(("prompt", "index"), [(B, None), (B + 1, 0), (3 * B, 0), (1, None)])
-def test_the_first_unmatched_block_is_one_that_could_be_shared(
-    prompt: int, index: int | None
-) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "is_there"), [(B, False), (B + 1, True), (3 * B, True), (1, False)]
+)
+def test_the_first_unmatched_block_is_one_that_could_be_shared(prompt: int, is_there: bool) -> None:
     cache = make_cache()
     sequence = make_sequence("a", range(prompt), 1)
-    keys = list(block_keys(root_key(SCOPE), sequence.tokens, B))
-    expected = None if index is None else keys[index]
-    assert cache.match(sequence).first_unmatched_key == expected
+    expected = (root_key(SCOPE), token_words(range(B))) if is_there else None
+    assert cache.unmatched(sequence, cache.match(sequence)) == expected
     serve(cache, range(prompt))
-    assert cache.match(sequence).first_unmatched_key is None
+    assert cache.unmatched(sequence, cache.match(sequence)) is None
 
 
-def test_salts_have_unmatched_keys_of_their_own() -> None:
+def test_salts_have_unmatched_blocks_of_their_own() -> None:
     cache = make_cache()
     salted = make_sequence("a", range(9), 1, salt="x")
     plain = make_sequence("b", range(9), 1)
-    found = {cache.match(salted).first_unmatched_key, cache.match(plain).first_unmatched_key}
+    found = {cache.unmatched(sequence, cache.match(sequence)) for sequence in (salted, plain)}
     assert len(found) == 2 and None not in found

@@ -75,8 +75,8 @@ def test_plans_tell_what_happened_between_and_in_steps() -> None:
     scheduler.add(make_sequence("new", [50] * 8, 8, source=PEER))
     assert rehearsal.step().news == (
         ("new", "admitted"),
-        ("new", "evicted (1)"),  # one block was free, one had to be given up
         ("new", "waiting_for_kv"),
+        ("new", "evicted (1)"),  # one block was free, one had to be given up
     )
 
 
