@@ -23,7 +23,8 @@ class WorkerEntry(Protocol):
         ...
 
     def drain(self, reason: str) -> None:
-        """Take nothing new, and end the process once everything is done. Returns at once."""
+        """Take nothing new, and end the process once everything is done: at once, if it does not
+        serve yet. Does not wait."""
         ...
 
     def stop(self) -> None:
@@ -47,7 +48,7 @@ class TerminationSignal:
     """What SIGTERM does to a worker's process. Built in the main thread, as Python demands."""
 
     def __init__(self) -> None:
-        self.worker: WorkerEntry | None = None  # set once it serves
+        self.worker: WorkerEntry | None = None  # set once it is built
         self._seen = False
         signal.signal(signal.SIGTERM, self._obey)
 
@@ -62,8 +63,8 @@ def main() -> None:
     settings = sys.stdin.readline()
     termination = TerminationSignal()
     worker = load_entry(sys.argv[1])(settings)
-    worker.start()
     termination.worker = worker
+    worker.start()
     sys.stdin.read()
     worker.stop()
 

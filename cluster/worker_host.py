@@ -31,12 +31,13 @@ class WorkerHost:
         """Return once the worker serves: empty, or in one line why it can not."""
         try:
             worker = load_entry(self._entry)(self._settings)
+            self._termination.worker = worker
             worker.start()
         except Exception as error:  # whatever a model's code raises must reach `segue status`
             logging.getLogger(__name__).exception("the worker could not be started")
             told = isinstance(error, SegueError)
             return str(error) if told else f"{type(error).__name__}: {error}"
-        self._worker = self._termination.worker = worker
+        self._worker = worker
         return ""
 
     def stop(self) -> None:

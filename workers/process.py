@@ -93,9 +93,9 @@ class WorkerProcess:
 
     def drain(self, reason: str) -> None:
         """Leave once everything is done; the process ends then."""
-        service = self.service
-        if service is not None:
-            self._loop.call_soon_threadsafe(service.draining.begin, reason)
+        if self.service is None:  # nobody has heard of it yet
+            os._exit(0)
+        self._loop.call_soon_threadsafe(self.service.draining.begin, reason)
 
     # -- the event loop's thread -------------------------------------------------------------
 

@@ -23,6 +23,8 @@ class DummyWorker:
 
     def __init__(self, settings_json: str) -> None:
         self.settings = WorkerSettings.model_validate_json(settings_json)
+        self._drain_reason = ""
+        self._client: HeartbeatClient | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -38,7 +40,7 @@ class DummyWorker:
             {"block_size": str(settings.engine.block_size)},
             os.getpid(),
         )
-        client = HeartbeatClient(
+        client = self._client = HeartbeatClient(
             open_locator(settings.locator),
             settings.cluster_token,
             registration,
@@ -50,10 +52,21 @@ class DummyWorker:
         waiting.result(20)
 
     def status(self) -> WorkerStatus:
-        return WorkerStatus(self.settings.identity, self.settings.role, gauges={"pid": os.getpid()})
+        condition = WorkerCondition.DRAINING if self._drain_reason else WorkerCondition.READY
+        return WorkerStatus(
+            self.settings.identity,
+            self.settings.role,
+            condition,
+            gauges={"pid": os.getpid()},
+            cause=self._drain_reason,
+        )
 
     def drain(self, reason: str) -> None:
-        os._exit(0)
+        """Say so at once, and leave a moment later, as one does that had something left."""
+        self._drain_reason = reason
+        if self._client is not None:
+            self._loop.call_soon_threadsafe(self._client.beat_now)
+        self._loop.call_soon_threadsafe(self._loop.call_later, 0.3, os._exit, 0)
 
     def stop(self) -> None:
         self._task.cancel()
@@ -95,3 +108,10 @@ class BrokenWorker:
 
     def __init__(self, settings_json: str) -> None:
         raise RuntimeError("no such device: cuda:9")
+
+
+class ClingingWorker(DummyWorker):
+    """It drains, and never ends."""
+
+    def drain(self, reason: str) -> None:
+        self._drain_reason = reason

@@ -275,3 +275,46 @@ async def test_strangers_and_zombies_are_refused(launcher: ProcessLauncher, port
             assert not verdict.accepted and verdict.reason
         assert controller.view().ready_workers() and len(controller.view().workers) == 2
         assert {w.identity for w in controller.view().workers} == {w.identity for w in view.workers}
+
+
+async def test_a_worker_that_drains_on_sigterm_is_replaced_when_it_has_left(
+    launcher: ProcessLauncher, port: int
+) -> None:
+    """It says so at once, not with its next beat; and its going is no failure to back off from."""
+    plane = Plane(
+        launcher,
+        port,
+        config={"pools": POOLS, "control": {**CONTROL, "heartbeat_s": 0.7}},
+    )
+    async with plane.running():
+        leaver = worker_named(await plane.ready(2), "decode-0")
+        os.kill(leaver.pid, signal.SIGTERM)
+        await plane.watcher.wait_until(
+            lambda v: worker_named(v, "decode-0").identity != leaver.identity, 10
+        )
+        heir = worker_named(await plane.ready(2), "decode-0")
+        assert heir.deaths == {DeathCause.DRAINED: 1}
+        assert heir.last_end == "drained (SIGTERM)"
+        assert plane.states_of(leaver.identity)[-2:] == [WorkerState.DRAINING, WorkerState.DEAD]
+
+
+async def test_a_worker_that_drains_for_ever_is_ended(
+    launcher: ProcessLauncher, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("segue.cluster.replica.DRAIN_GRACE_S", 0.3)
+    plane = Plane(
+        launcher,
+        port,
+        config={
+            "pools": {"decode": {"role": "both"}},
+            "control": {**CONTROL, "drain_timeout_s": 0.3},
+        },
+        worker_entry="dummy_worker:ClingingWorker",
+    )
+    async with plane.running():
+        (leaver,) = (await plane.ready(1)).workers
+        os.kill(leaver.pid, signal.SIGTERM)
+        await plane.watcher.wait_until(lambda v: v.workers[0].identity != leaver.identity, 10)
+        (heir,) = (await plane.ready(1)).workers
+        assert heir.last_end == "did not leave (SIGTERM)"
+        assert await launcher.running() == (heir.identity,)

@@ -17,6 +17,7 @@ from segue.cluster.request import FinishReason, GenerationRequest
 from segue.router.gateway import create_app
 from segue.router.generation import ModelCard, Readiness, TokensEvent
 from segue.router.listener import open_listener
+from segue.router.operations import Operations
 from segue.router.server import GatewayServer
 from segue.router.tokenizer import TextTokenizer, load_tokenizer
 
@@ -104,6 +105,7 @@ class Gateway:
     url: str
     generator: ScriptedGenerator
     client: httpx.AsyncClient
+    server: GatewayServer
     ready: Readiness = Readiness(True)
     fleet_metrics: bytes | Exception = b"segue_fleet_workers 2\n"
 
@@ -146,6 +148,8 @@ async def serving(
     config: GatewayConfig | None = None,
     card: ModelCard = CARD,
     keep_alive_seconds: float = 15.0,
+    operations: Operations | None = None,
+    drain_timeout_s: float = 5.0,
 ) -> AsyncIterator[Gateway]:
     """A gateway behind a real uvicorn server on a free port of the loopback interface."""
     generator = ScriptedGenerator(script)
@@ -166,14 +170,15 @@ async def serving(
         readiness=lambda: running.ready,
         metrics_text=metrics_text,
         status=status,
+        operations=operations,
         keep_alive_seconds=keep_alive_seconds,
     )
     with open_listener("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = GatewayServer(app)
+        server = GatewayServer(app, drain_timeout_s)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
-            running = Gateway(url, generator, client)
+            running = Gateway(url, generator, client, server)
             while not server.started:
                 await asyncio.sleep(0.005)
             yield running

@@ -156,3 +156,11 @@ def rendered(report: dict[str, Any]) -> list[str]:
         for part in render(report):
             console.print(part)
     return capture.get().splitlines()
+
+
+def test_a_worker_that_drains_tells_what_it_waits_for() -> None:
+    draining = worker("decode", WorkerState.DRAINING)
+    assert draining.status is not None
+    status = replace(draining.status, gauges={"attempts": 3.0, "leases": 2.0})
+    (told,) = status_report(view(replace(draining, status=status)), 1.0)["workers"]
+    assert told["reason"] == "why not: waits for 3 requests, 2 leases"

@@ -53,3 +53,16 @@ async def test_numbers_of_workers_have_their_place() -> None:
     assert value("segue_kv_blocks", state="free") == 7
     assert value("segue_kv_events_total") == 12
     assert value("segue_attempts_ended_total", outcome="stop") == 3
+
+
+async def test_who_drains_and_what_was_moved() -> None:
+    identity = WorkerIdentity("decode-0", "life-1")
+    for state, expected in ((WorkerState.DRAINING, 1), (WorkerState.READY, 0)):
+        value = await samples_of(WorkerView(identity, "decode", "decode", state))
+        assert value("segue_worker_draining") == expected
+    counters = JourneyCounters()
+    counters.migrations.update(moved=2, failed=1)
+    metrics = FleetMetrics("m", WorkerLinks("gateway", "token-of-this-test"), counters)
+    text = (await metrics.text(FleetView())).decode()
+    assert 'segue_migrations_total{outcome="moved"} 2.0' in text
+    assert 'segue_migrations_total{outcome="failed"} 1.0' in text

@@ -63,7 +63,10 @@ async def test_api_keys(bundled_model: Path, tmp_path: Path) -> None:
     async with serving(bundled_model, config=config) as gateway:
         for path in ("/live", "/ready", "/health", "/version", "/metrics"):
             assert (await gateway.client.get(path)).status_code == 200
-        guarded = ("/v1/models", "/v1/models/smollm2", "/debug/status", "/v1/nothing")
+        guarded = (
+            *("/v1/models", "/v1/models/smollm2", "/debug/status", "/v1/nothing"),
+            *("/admin/drain", "/admin/migrate"),
+        )
         for path in guarded:
             for header in ({}, {"Authorization": "Bearer sk-on"}, {"Authorization": "sk-one"}):
                 response = await gateway.client.get(path, headers=header)

@@ -10,7 +10,7 @@ from segue.cluster.config import Role
 from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus
-from segue.router.policy import Load, Rung, choose
+from segue.router.policy import Load, Rung, choose, choose_writer
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
@@ -177,3 +177,17 @@ def test_a_colocated_worker_competes_by_load() -> None:
     load.answers[decode.identity] = 2
     binding = choose([prefill, decode, both], load)
     assert binding is not None and binding.rung is Rung.COLOCATED
+
+
+def test_an_answer_moves_to_who_writes_the_fewest_and_can_read_it() -> None:
+    source, prefill = worker("decode", 0), worker("prefill")
+    load = Load()
+    load.answers[WorkerIdentity("decode-1", "aa")] = 1
+    pair = PairReport(source.identity, "tcp", "", False, None, 0.0, "not rdma")
+    apart = replace(
+        worker("decode", 2), status=WorkerStatus(source.identity, "decode", pairs=(pair,))
+    )
+    others = [worker("decode", 1), apart]
+    assert choose_writer([source, prefill, *others], load, source) is others[0]
+    assert choose_writer([source, prefill, *others, worker("both")], load, source) == worker("both")
+    assert choose_writer([source, prefill, apart], load, source) is None
