@@ -221,6 +221,8 @@ async def test_failing_start_is_told_and_backs_off(
         )
         dead = worker_named(plane.watcher.view, "decode-0")
         assert dead.state is WorkerState.DEAD and told in dead.reason
+        assert told in dead.last_end
+        assert dead.deaths == {DeathCause.EXITED: dead.restarts + 1}
 
 
 @pytest.mark.parametrize(

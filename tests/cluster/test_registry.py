@@ -269,17 +269,28 @@ class RegistryMachine(RuleBasedStateMachine):
             self.seen[worker_id].last_beat = self.now
         self.note()
 
-    @rule(worker_id=ids, data=st.data())
-    def beat(self, worker_id: str, data: st.DataObject) -> None:
+    @rule(
+        worker_id=ids,
+        data=st.data(),
+        condition=st.sampled_from(["ready", "ready", "ready", "stalled", "failed"]),
+        stuck_seconds=st.sampled_from([5.0, 30.0]),
+    )
+    def beat(
+        self, worker_id: str, data: st.DataObject, condition: str, stuck_seconds: float
+    ) -> None:
         identity = self.any_life(worker_id, data)
         if identity is None:
             return
         ended = identity in self.seen[worker_id].ended
-        known = self.registry.beat(identity, status(identity), self.now)
-        assert not (ended and known)
+        told = status(identity, condition, stuck_seconds)
+        known = self.registry.beat(identity, told, self.now)
+        hopeless = condition == "failed" or (condition == "stalled" and stuck_seconds == 30.0)
+        assert not ((ended or hopeless) and known)
         if known:
             self.seen[worker_id].last_beat = self.now
-            assert state_of(self.registry, identity) in (WorkerState.READY, WorkerState.DRAINING)
+            usual = WorkerState.READY if condition == "ready" else WorkerState.SUSPECT
+            assert state_of(self.registry, identity) in (usual, WorkerState.DRAINING)
+        self.note()
 
     @rule(worker_id=ids, data=st.data(), how=st.sampled_from(["disconnect", "bury", "drain"]))
     def harm(self, worker_id: str, data: st.DataObject, how: str) -> None:
@@ -325,6 +336,13 @@ class RegistryMachine(RuleBasedStateMachine):
             assert self._is_newest_or_dead(worker)
             if worker.state in (WorkerState.READY, WorkerState.SUSPECT):
                 assert worker.peer is not None and worker.pid == 42
+
+    @invariant()
+    def every_life_is_counted_once(self) -> None:
+        for worker in self.registry.snapshot((), self.now).workers:
+            living = worker.state is not WorkerState.DEAD
+            assert worker.restarts + 1 == sum(worker.deaths.values()) + living
+            assert bool(worker.last_end) == bool(worker.deaths)
 
     def _is_newest_or_dead(self, worker: WorkerView) -> bool:
         ended = self.seen[worker.identity.worker_id].ended

@@ -2,15 +2,20 @@
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 
-from engine_parts import make_sequence
-from worker_pair import Node, NodeKind, Pair, worker_pair
+from engine_parts import make_scheduler, make_sequence
+from worker_pair import Node, NodeKind, PagedRunner, Pair, worker_pair
 
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport
+from segue.kvtransfer.receiver import Receiver
 from segue.workers.engine import Engine
 from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.scheduler.plan import Scheduled, StepPlan
-from segue.workers.watchdog import last_step
+from segue.workers.step_execution import StepExecution
+from segue.workers.watchdog import Diagnosis, Watchdog, last_step
 
 STALLED_AFTER = 0.4
 PROMPT = list(range(12))
@@ -94,6 +99,39 @@ async def test_a_transfer_thread_that_died_is_named_with_its_error() -> None:
         pair.decode.receiver._post(die)
         status = await until(pair, pair.decode, WorkerCondition.FAILED)
         assert status.cause == "the transfer thread has ended: Fatal: no memory"
+
+
+def test_a_long_rest_is_no_stall_when_work_comes_again() -> None:
+    """Neither the rest's length nor the moment of waking may be taken for a step."""
+    now = [0.0]
+    runner = PagedRunner(32)
+    engine = Engine(
+        make_scheduler(), StepExecution(runner, None), lambda outcome: None, lambda: now[0]
+    )
+    transport = LoopbackTransport(LoopbackFabric(), "alone")
+    receiver = Receiver(transport, runner.layout, runner.region)
+    watchdog = Watchdog(engine, receiver, 60.0, lambda: now[0])
+    runner.gate.clear()
+    engine.start()
+    engine.call(lambda: None).result(5)
+    now[0] = 1000.0
+    soon(lambda: watchdog.diagnose() == Diagnosis())  # it rests
+    engine.post(lambda: engine.add(make_sequence("a", range(8), 2)))
+    soon(lambda: engine.recorder.unfinished is not None)
+    assert watchdog.diagnose() == Diagnosis()
+    now[0] += 60.0
+    diagnosis = watchdog.diagnose()
+    assert diagnosis.condition is WorkerCondition.STALLED and diagnosis.stuck_seconds == 60.0
+    runner.gate.set()
+    soon(lambda: watchdog.diagnose() == Diagnosis())
+    engine.stop()
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.002)
 
 
 def test_a_step_is_told_in_few_words() -> None:
