@@ -3,6 +3,7 @@
 #   make test [ARGS="-k name"]                 install if needed, then the tests
 #   make bench-scheduler                       what a step costs beside the model, in microseconds
 #   make bench-transfer                        reading KV blocks from a process, beside NIXL alone
+#   make faults [ARGS="--only decode"]         every cell of the fault matrix, as a table
 #   make check                                 format, lint, both type checkers, tests
 #   make proto                                 regenerate cluster/rpc/serving_pb2*
 #   make readme                                rewrite the tree of files in README.md
@@ -19,7 +20,7 @@ STAMP := $(VENV)/.installed
 WHOLE := tests/end_to_end tests/faults
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test check bench-scheduler bench-transfer proto readme clean
+.PHONY: install serve test faults check bench-scheduler bench-transfer proto readme clean
 
 install: $(STAMP)
 
@@ -42,6 +43,9 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+faults: $(STAMP)
+	$(BIN)/python tests/support/fault_course.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -6,6 +6,7 @@ SegueError
 |- ModelNotFound             404
 |- Overloaded                429  the admission queue is full
 |- Unavailable               503  no worker can serve the request now; worth retrying
+|  `- ConnectionLost              nobody answers at the other end of an internal connection
 |- DeadlineExceeded          504  a wait reached its deadline
 `- InternalError             500
    |- AttemptFailed               one attempt died; `retryable` says whether another may succeed
@@ -65,6 +66,10 @@ class Unavailable(SegueError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class ConnectionLost(Unavailable):
+    """The other process could not be reached, or went away; it has not said so itself."""
+
+
 class DeadlineExceeded(SegueError):
     http_status = 504
     kind = "TimeoutError"
@@ -106,5 +111,17 @@ class TransferError(InternalError):
     pass
 
 
+class StaleKind(StrEnum):
+    """What is wrong with a reference; a label of metrics, so the set is closed."""
+
+    INCARNATION = "incarnation"  # to another life of a worker
+    ATTEMPT = "attempt"  # of an attempt that is not here, or not here any more
+    OWNER = "owner"  # by somebody else than it was given to
+    GENERATION = "generation"  # of the pool before its content was dropped
+    LEASE = "lease"  # which has expired, was ended, or never opened
+
+
 class StaleReference(InternalError):
-    pass
+    def __init__(self, message: str, kind: StaleKind) -> None:
+        super().__init__(message)
+        self.stale = kind

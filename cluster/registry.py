@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from segue.cluster.config import ControlConfig, Role
-from segue.cluster.errors import StaleReference
+from segue.cluster.errors import StaleKind, StaleReference
 from segue.cluster.fleet import (
     DeathCause,
     Ending,
@@ -60,7 +60,7 @@ class Registry:
     def expect(self, identity: WorkerIdentity, pool: str, role: Role, now: float) -> None:
         """A new life was launched and will register; an earlier one is dead from now on."""
         if identity in self._retired:
-            raise StaleReference(f"{identity} is dead already")
+            raise StaleReference(f"{identity} is dead already", StaleKind.INCARNATION)
         self._supersede(identity, now)
         view = WorkerView(identity, pool, role, WorkerState.STARTING)
         self._record(_Record(view, now, now, {}))

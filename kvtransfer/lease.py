@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from segue.cluster.errors import StaleReference
+from segue.cluster.errors import StaleKind, StaleReference
 from segue.cluster.identity import AttemptId, WorkerIdentity
 
 
@@ -84,7 +84,7 @@ class LeaseTable:
         """
         lease = self._leases.get(lease_id)
         if lease is None:
-            raise StaleReference(f"lease {lease_id} is not open")
+            raise StaleReference(f"lease {lease_id} is not open", StaleKind.LEASE)
         added = dict.fromkeys(fresh := list(block_ids))
         if len(added) != len(fresh) or not added.keys().isdisjoint(lease.blocks):
             raise ValueError(f"lease {lease_id}: a block was added twice")

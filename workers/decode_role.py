@@ -16,6 +16,7 @@ from segue.cluster.errors import (
     DeadlineExceeded,
     FailureKind,
     SegueError,
+    StaleKind,
     StaleReference,
     TransferError,
     Unavailable,
@@ -131,9 +132,10 @@ class DecodeRole:
     async def announce(self, announcement: Announcement) -> None:
         landing = self._landings.get(announcement.attempt)
         if landing is None:
-            raise StaleReference(f"{announcement.attempt} has no credit here")
+            raise StaleReference(f"{announcement.attempt} has no credit here", StaleKind.ATTEMPT)
         if announcement.source.identity != landing.source.identity:
-            raise StaleReference(f"{announcement.attempt} was reserved by another worker")
+            message = f"{announcement.attempt} was reserved by another worker"
+            raise StaleReference(message, StaleKind.OWNER)
         landing.announced.put_nowait(announcement)
         if announcement.answer_when_read:
             await landing.caught_up()
@@ -146,7 +148,7 @@ class DecodeRole:
             return
         if self._attempts.get(attempt) is None:
             self._attempts.forbid(attempt)  # this message may have overtaken its Reserve
-        raise StaleReference(f"{attempt} is not landing here")
+        raise StaleReference(f"{attempt} is not landing here", StaleKind.ATTEMPT)
 
     # -- from the engine, on the event loop --------------------------------------------------
 

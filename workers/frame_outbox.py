@@ -7,7 +7,7 @@ does not listen for `absence_seconds` is reported, so that its attempts can be e
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from segue.cluster.errors import AttemptFailed, FailureKind, Overloaded, StaleReference
+from segue.cluster.errors import AttemptFailed, FailureKind, Overloaded, StaleKind, StaleReference
 from segue.cluster.handoff import TokenDelta
 from segue.cluster.identity import AttemptId
 
@@ -60,7 +60,9 @@ class FrameOutbox:
             while True:
                 await backlog.news.wait()
                 if backlog.listener is not me:
-                    raise StaleReference(f"another stream of gateway {gateway_id} took over")
+                    raise StaleReference(
+                        f"another stream of gateway {gateway_id} took over", StaleKind.OWNER
+                    )
                 backlog.news.clear()
                 if backlog.deltas or not greeted:
                     batch = list(backlog.deltas.values())

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from segue.cluster.errors import StaleReference, TransferError
+from segue.cluster.errors import StaleKind, StaleReference, TransferError
 from segue.cluster.handoff import Announcement, Reservation
 from segue.cluster.identity import Peer
 from segue.kvtransfer.receiver import BlockRead, Receiver
@@ -109,7 +109,9 @@ class Landing:
         if self.generation is None:
             self.generation = announcement.pool_generation
         if announcement.pool_generation != self.generation:
-            raise StaleReference("the source's pool generation changed during the handoff")
+            raise StaleReference(
+                "the source's pool generation changed during the handoff", StaleKind.GENERATION
+            )
         first, count = announcement.first_block, len(announcement.block_ids)
         if first != self.next_block or first + count > len(self.sequence.block_ids):
             raise TransferError(f"blocks [{first}, {first + count}) were announced out of order")

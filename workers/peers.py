@@ -25,6 +25,7 @@ SLOW_MEDIA = (MediumKind.TCP, MediumKind.UNKNOWN)
 DESCRIBE_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
 MAX_CLIENTS = 256
+CLOSE_SECONDS = 5.0  # for the calls that a forgotten client still has under way
 
 
 class Peers:
@@ -57,17 +58,23 @@ class Peers:
     def client(self, peer: Peer) -> WorkerClient:
         client = self._clients.get(peer)
         if client is None:
-            client = self._clients[peer] = WorkerClient(peer, self._token)
+            client = WorkerClient(peer, self._token, lambda: self._forget(peer))
+            self._clients[peer] = client
             if len(self._clients) > MAX_CLIENTS:
-                _, oldest = self._clients.popitem(last=False)
-                task = asyncio.create_task(oldest.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._forget(next(iter(self._clients)))
         self._clients.move_to_end(peer)
         return client
 
     def pair_reports(self) -> tuple[PairReport, ...]:
         return self.pairs.reports(self._clock())
+
+    def _forget(self, peer: Peer) -> None:
+        """A channel to a worker that is gone would go on dialling, and reach its next life."""
+        client = self._clients.pop(peer, None)
+        if client is not None:
+            task = asyncio.create_task(client.close(CLOSE_SECONDS))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def connect(self, source: Peer, receiver: Receiver) -> None:
         """Make sure that `receiver` can read from `source`; refuse what is not compatible, and

@@ -144,12 +144,7 @@ class WorkerProcess:
             self.service = service
             receiver.start()
             engine.start()
-            server = await start_server(
-                token=settings.cluster_token,
-                host=settings.host or "127.0.0.1",
-                register=lambda server: add_worker_service(server, service),
-            )
-            self.address = peers.address = server.address
+            server = await self._listen(service)
             gc.collect()
             gc.freeze()  # what was loaded stays; collections look at new objects only
             await self._serve_until_stopped(service)
@@ -162,6 +157,17 @@ class WorkerProcess:
                 engine.stop()
             if receiver is not None and self.service is not None:
                 receiver.stop()
+
+    async def _listen(self, service: WorkerService) -> RpcServer:
+        """Open the door. Tests of faults stand in it: they override this, and advertise another."""
+        settings = self.settings
+        server = await start_server(
+            token=settings.cluster_token,
+            host=settings.host or "127.0.0.1",
+            register=lambda server: add_worker_service(server, service),
+        )
+        self.address = service.parts.peers.address = server.address
+        return server
 
     async def _serve_until_stopped(self, service: WorkerService) -> None:
         settings, parts = self.settings, service.parts

@@ -3,12 +3,12 @@
 from __future__ import annotations  # grpc classes are generic in their stubs only
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeVar
 
 import grpc.aio
 
-from segue.cluster.errors import DeadlineExceeded
+from segue.cluster.errors import ConnectionLost, DeadlineExceeded, StaleKind, StaleReference
 from segue.cluster.rpc.status import from_rpc_error
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -47,8 +47,9 @@ class RpcChannel:
     refused by the peer.
     """
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, on_broken: Callable[[], None]) -> None:
         self.address = address
+        self._on_broken = on_broken
         self.raw = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._metadata = ((TOKEN_KEY, token),)
 
@@ -63,7 +64,11 @@ class RpcChannel:
         try:
             return await method(request, timeout=deadline_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            typed = from_rpc_error(error)
+            stranger = isinstance(typed, StaleReference) and typed.stale is StaleKind.INCARNATION
+            if stranger or isinstance(typed, ConnectionLost):
+                self._on_broken()
+            raise typed from error
 
     def stream(
         self,
@@ -91,13 +96,19 @@ class RpcChannel:
         call = method(requests, metadata=self._metadata)
         return _messages(call, silence_s)
 
-    async def close(self) -> None:
-        await self.raw.close(None)
+    async def close(self, grace_s: float | None = None) -> None:
+        """Calls that are under way get `grace_s` to end."""
+        await self.raw.close(grace_s)
 
 
-def open_channel(address: str, token: str) -> RpcChannel:
-    """Open a channel to `address`; nothing is sent before the first call."""
-    return RpcChannel(address, token)
+def open_channel(
+    address: str, token: str, on_broken: Callable[[], None] = lambda: None
+) -> RpcChannel:
+    """Open a channel to `address`; nothing is sent before the first call.
+
+    `on_broken` is called when nobody answers there, or another life than the one that was meant.
+    Until it is closed the channel goes on trying to connect."""
+    return RpcChannel(address, token, on_broken)
 
 
 async def _messages(

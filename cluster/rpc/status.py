@@ -14,6 +14,7 @@ import grpc.aio
 from segue.cluster.errors import (
     AttemptFailed,
     ConfigurationError,
+    ConnectionLost,
     DeadlineExceeded,
     FailureKind,
     InternalError,
@@ -21,6 +22,7 @@ from segue.cluster.errors import (
     ModelNotFound,
     Overloaded,
     SegueError,
+    StaleKind,
     StaleReference,
     TransferError,
     Unavailable,
@@ -31,6 +33,7 @@ PARAM_KEY = "segue-param-bin"
 RETRY_AFTER_KEY = "segue-retry-after"
 FAILURE_KEY = "segue-failure"
 RETRYABLE_KEY = "segue-retryable"
+STALE_KEY = "segue-stale"
 MAX_DETAILS = 2000  # characters; trailing metadata as a whole is limited to 8 KiB
 
 _CODES: dict[type[SegueError], grpc.StatusCode] = {
@@ -68,6 +71,8 @@ def to_status(error: SegueError) -> RpcStatus:
     if isinstance(error, AttemptFailed):
         extra.append((FAILURE_KEY, error.failure.value))
         extra.append((RETRYABLE_KEY, "1" if error.retryable else "0"))
+    if isinstance(error, StaleReference):
+        extra.append((STALE_KEY, error.stale.value))
     return RpcStatus(_CODES[known], message[:MAX_DETAILS], tuple(extra))
 
 
@@ -79,13 +84,15 @@ def from_status(
     if cls is AttemptFailed:
         failure = _failure_kind(_text(extra, FAILURE_KEY))
         return AttemptFailed(failure, details, retryable=_text(extra, RETRYABLE_KEY) != "0")
+    if cls is StaleReference:
+        return StaleReference(details, _stale_kind(_text(extra, STALE_KEY)))
     if cls is Overloaded or cls is Unavailable:
         retry_after = _text(extra, RETRY_AFTER_KEY)
         return cls(details, retry_after_seconds=int(retry_after) if retry_after.isdigit() else 2)
     if cls is not None:
         return cls(details, param=_text(extra, PARAM_KEY) or None)
     if code in _LOST:
-        return Unavailable(f"connection lost: {details}")
+        return ConnectionLost(f"connection lost: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(details)
     return InternalError(f"{code.name}: {details}")
@@ -104,3 +111,7 @@ def _text(extra: Mapping[str, str | bytes], key: str) -> str:
 
 def _failure_kind(text: str) -> FailureKind:
     return FailureKind(text) if text in set(FailureKind) else FailureKind.COMPUTE
+
+
+def _stale_kind(text: str) -> StaleKind:
+    return StaleKind(text) if text in set(StaleKind) else StaleKind.ATTEMPT

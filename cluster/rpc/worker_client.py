@@ -1,6 +1,6 @@
 """Calls to one worker, each with a deadline and fenced by the identity it is meant for."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from segue.cluster.handoff import (
@@ -28,9 +28,12 @@ from segue.cluster.worker_status import WorkerStatus
 class WorkerClient:
     """Every failure is raised as a SegueError; Unavailable means that nobody answered."""
 
-    def __init__(self, peer: Peer, token: str) -> None:
+    def __init__(
+        self, peer: Peer, token: str, on_broken: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_broken` is called when the worker does not answer, or another life in its place."""
         self.peer = peer
-        self._channel = open_channel(peer.address, token)
+        self._channel = open_channel(peer.address, token, on_broken)
         self._stub = serving_pb2_grpc.WorkerStub(self._channel.raw)
         self._target = codec.identity_to_pb(peer.identity)
 
@@ -119,5 +122,6 @@ class WorkerClient:
         reply = await self._channel.unary(self._stub.Trace, request, deadline_s=deadline_s)
         return list(map(codec.step_from_pb, reply.steps))
 
-    async def close(self) -> None:
-        await self._channel.close()
+    async def close(self, grace_s: float | None = None) -> None:
+        """Calls that are under way get `grace_s` to end."""
+        await self._channel.close(grace_s)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from segue.cluster.errors import StaleReference
+from segue.cluster.errors import StaleKind, StaleReference
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
@@ -26,7 +26,9 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
         """An address that was reused must refuse what was meant for its former owner."""
         meant = codec.identity_from_pb(target)
         if meant != self._worker.identity:
-            raise StaleReference(f"meant for {meant}, this is {self._worker.identity}")
+            raise StaleReference(
+                f"meant for {meant}, this is {self._worker.identity}", StaleKind.INCARNATION
+            )
         return meant
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitReply:

@@ -8,7 +8,13 @@ import pytest
 import pytest_asyncio
 from worker_pair import Pair, worker_pair
 
-from segue.cluster.errors import AttemptFailed, SegueError
+from segue.cluster.errors import (
+    AttemptFailed,
+    ConnectionLost,
+    SegueError,
+    StaleKind,
+    StaleReference,
+)
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.workers.peers import MAX_CLIENTS, Peers
 
@@ -59,6 +65,27 @@ async def test_a_lost_connection_is_made_again(pair: Pair) -> None:
     await pair.until(lambda: not receiver.is_connected(incarnation))
     await peers.connect(pair.prefill.peer, receiver)
     assert receiver.is_connected(incarnation)
+
+
+async def test_a_connection_to_another_life_is_not_kept(pair: Pair) -> None:
+    """Where a worker was, its next life answers: each dead life would keep a connection open."""
+    peers = pair.decode.service.parts.peers
+    former = replace(pair.prefill.peer, identity=WorkerIdentity("prefill-0", "dead"))
+    client = peers.client(former)
+    with pytest.raises(StaleReference) as refusal:
+        await client.describe(deadline_s=5)
+    assert refusal.value.stale is StaleKind.INCARNATION
+    assert peers.client(former) is not client
+
+
+async def test_a_channel_to_nobody_is_not_kept(pair: Pair) -> None:
+    """It would go on dialling for ever."""
+    peers = pair.decode.service.parts.peers
+    nobody = Peer(WorkerIdentity("prefill-9", "dead"), "127.0.0.1:1")
+    client = peers.client(nobody)
+    with pytest.raises(ConnectionLost):
+        await client.describe(deadline_s=5)
+    assert peers.client(nobody) is not client
 
 
 async def test_clients_are_bounded_and_the_busiest_stay() -> None:

@@ -21,6 +21,7 @@ from segue.cluster.errors import (
     ModelNotFound,
     Overloaded,
     SegueError,
+    StaleKind,
     StaleReference,
     TransferError,
     Unavailable,
@@ -122,7 +123,8 @@ async def test_empty_token_is_not_accepted_by_the_server_itself() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        StaleReference("old incarnation"),
+        StaleReference("old incarnation", StaleKind.INCARNATION),
+        StaleReference("another one's", StaleKind.OWNER),
         InvalidRequest("bad temperature", param="temperature"),
         ConfigurationError("bad file"),
         ModelNotFound("no such model"),

@@ -1,0 +1,32 @@
+"""Cells of the fault matrix, played on whole deployments; `make faults` plays them all.
+
+All are played at once, on a few fleets side by side, by whichever test comes first.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fault_cell import Outcome
+from fault_course import run_course
+from fault_matrix import Cell, Component, Fault, applicable_cells, pairwise
+
+NUM_LANES = 3
+SELECTED = [
+    cell
+    for cell in pairwise(c for c in applicable_cells() if c.component is not Component.RAY)
+    if cell.fault is Fault.KILL
+]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def outcomes(bundled_model: Path) -> dict[Cell, Outcome]:
+    played = asyncio.run(run_course(SELECTED, NUM_LANES, lambda outcome: None))
+    return {outcome.cell: outcome for outcome in played}
+
+
+@pytest.mark.parametrize("cell", SELECTED, ids=str)
+def test_cell(outcomes: dict[Cell, Outcome], cell: Cell) -> None:
+    assert outcomes[cell].faults == (), outcomes[cell]

@@ -1,0 +1,243 @@
+"""A whole deployment but for Ray, each part a process of its own, with faults between and in them.
+
+client (the test)
+   |
+gateway ---- proxy ---- controller        workers are forked by a nursery, which
+   |                    |                 outlives the controller as Ray would;
+ proxies ----------- proxies              controller and gateway are started again
+   |                    |                 when they die
+prefill-0 --- NIXL --- decode-0
+"""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from answer_stream import AnswerStream, ask
+from deployment import leftovers
+from fault_matrix import Component
+from fault_plan import FOLDER_VARIABLE, PlanFile, last_sighting
+from network import Network
+
+from segue.cluster.config import SegueConfig
+from segue.cluster.launcher import ControllerSettings, LocatorConfig
+
+SUPPORT = Path(__file__).parent
+TOKEN = "cluster-token-of-tests"
+START_SECONDS = 90.0
+POLL_SECONDS = 0.05
+WORKERS = {"prefill": "prefill-0", "decode": "decode-0"}
+PLACES = (*WORKERS.values(), "gateway", "controller")
+
+
+@dataclass(slots=True)
+class _Program:
+    """A process that is started again when it ends, as Ray or systemd would."""
+
+    arguments: Callable[[bool], list[str]]  # told whether it is a restart
+    log: Path
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    keeper: asyncio.Task[None] | None = None
+
+    def start(self, *, restarted: bool = False) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.arguments(restarted)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+            )
+
+    async def keep(self) -> None:
+        self.start()
+        while True:
+            assert self.process is not None
+            while self.process.poll() is None:
+                await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(0.2)
+            _close(self.process)
+            self.start(restarted=True)
+
+    async def stop(self) -> None:
+        if self.keeper is not None:
+            self.keeper.cancel()
+            await asyncio.gather(self.keeper, return_exceptions=True)
+        if self.process is not None:
+            self.process.kill()
+            await asyncio.to_thread(self.process.wait, 10)
+            _close(self.process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+@dataclass(slots=True)
+class FaultFleet:
+    folder: Path
+    url: str
+    network: Network
+    programs: dict[str, _Program]
+    plans: dict[str, PlanFile] = field(default_factory=dict)
+
+    def place(self, component: Component) -> str:
+        return WORKERS.get(component, "controller" if component is Component.RAY else component)
+
+    def pid(self, place: str) -> int | None:
+        if (program := self.programs.get(place)) is not None:
+            return program.process.pid if program.process is not None else None
+        seen = last_sighting(self.folder, place)
+        return None if seen is None else seen.pid
+
+    def pids(self) -> dict[str, int]:
+        found = {place: self.pid(place) for place in PLACES}
+        return {place: pid for place, pid in found.items() if pid is not None}
+
+    def ask(self, prompt: Sequence[int], num_tokens: int) -> AnswerStream:
+        return ask(self.url, prompt, num_tokens)
+
+    async def status(self) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=10) as client:
+            body: dict[str, Any] = (await client.get(f"{self.url}/debug/status")).json()
+        return body
+
+    async def workers(self) -> dict[str, dict[str, Any]]:
+        """What is ready, by worker id."""
+        workers = (await self.status())["workers"]
+        return {worker["id"]: worker for worker in workers if worker["state"] == "ready"}
+
+    async def until(
+        self, what: str, condition: Callable[[dict[str, dict[str, Any]]], bool], timeout_s: float
+    ) -> dict[str, dict[str, Any]]:
+        """Until the ready workers are as wanted; returns them. Raises TimeoutError."""
+        end = time.monotonic() + timeout_s
+        while True:
+            with suppress(httpx.HTTPError):
+                workers = await self.workers()
+                with suppress(KeyError):  # a worker that is just coming back says nothing yet
+                    if condition(workers):
+                        return workers
+            if time.monotonic() > end:
+                raise TimeoutError(f"{what}: not within {timeout_s:.0f} s")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def ready(self, timeout_s: float = START_SECONDS) -> dict[str, dict[str, Any]]:
+        """Both workers serve, under the processes that run now, and the gateway is connected."""
+
+        def serving(workers: dict[str, dict[str, Any]]) -> bool:
+            return all(workers[w]["pid"] == self.pid(w) for w in WORKERS.values()) and all(
+                workers[w]["gauges"] for w in WORKERS.values()
+            )
+
+        return await self.until("both workers are ready", serving, timeout_s)
+
+    async def held(self) -> dict[str, dict[str, float]]:
+        """Whatever a worker still holds."""
+        workers = await self.workers()
+        return {name: found for name in workers if (found := leftovers(workers[name]))}
+
+    def sockets(self) -> dict[int, int]:
+        """Open sockets of each process, by pid."""
+        return {pid: num_sockets(pid) for pid in self.pids().values()}
+
+
+def num_sockets(pid: int) -> int:
+    count = 0
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                count += os.readlink(entry.path).startswith("socket:")
+    return count
+
+
+def token_ids(seed: int, count: int) -> list[int]:
+    """Text that no tokenizer would merge or stop at."""
+    source = random.Random(seed)
+    return [source.randrange(20, 49_000) for _ in range(count)]
+
+
+@asynccontextmanager
+async def fault_fleet(
+    config: SegueConfig, model_folder: Path, folder: Path
+) -> AsyncIterator[FaultFleet]:
+    """Short names, please: sockets lie in `folder`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        FOLDER_VARIABLE: str(folder),
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+
+    def program(name: str, arguments: Callable[[bool], list[str]]) -> _Program:
+        script = str(SUPPORT / f"{name}.py")
+        log = folder / f"{name}.log"
+        return _Program(lambda again: [script, str(folder), *arguments(again)], log, environment)
+
+    programs = {
+        "controller": program("controller_process", lambda again: ["restarted" if again else ""]),
+        "gateway": program("gateway_process", lambda again: [str(port)]),
+    }
+    fleet = FaultFleet(folder, f"http://127.0.0.1:{port}", Network(lambda: fleet.pids()), programs)
+    nursery = program("nursery", lambda again: [])
+    try:
+        await _advertise(fleet, config, model_folder)
+        nursery.start()
+        await _exists(folder / "nursery.sock")
+        for each in programs.values():
+            each.keeper = asyncio.create_task(each.keep())
+        await fleet.ready()
+        yield fleet
+    finally:
+        for each in programs.values():
+            await each.stop()
+        await nursery.stop()
+        await fleet.network.close()
+
+
+async def _advertise(fleet: FaultFleet, config: SegueConfig, model_folder: Path) -> None:
+    folder = fleet.folder
+
+    def controller() -> str | None:
+        path = folder / "controller.address"
+        return path.read_text() if path.exists() else None
+
+    def worker(worker_id: str) -> str | None:
+        seen = last_sighting(folder, worker_id)
+        return None if seen is None else seen.address
+
+    address = await fleet.network.listen("controller", controller)
+    settings = ControllerSettings(
+        config=config,
+        model_folder=str(model_folder),
+        cluster_token=TOKEN,
+        locator=LocatorConfig(kind="static", address=address),
+        host="127.0.0.1",
+    )
+    (folder / "controller.settings").write_text(settings.model_dump_json())
+    for worker_id in WORKERS.values():
+        advertised = await fleet.network.listen(worker_id, lambda w=worker_id: worker(w))  # type: ignore[misc]
+        (folder / f"{worker_id}.advertised").write_text(advertised)
+        fleet.plans[worker_id] = PlanFile(folder, worker_id)
+
+
+async def _exists(path: Path) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while not path.exists():
+            await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,55 @@
+"""A gateway in a process of its own: the real HTTP application over a fleet without Ray."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from segue.cluster.identity import new_incarnation
+from segue.cluster.launcher import ControllerSettings, StaticLocator
+from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.deploy.serve import build_generator, configure_logging
+from segue.deploy.served_model import find_model
+from segue.router.fleet import readiness, status_report
+from segue.router.fleet_metrics import FleetMetrics
+from segue.router.gateway import create_app
+from segue.router.links import WorkerLinks
+from segue.router.listener import open_listener
+from segue.router.server import GatewayServer
+
+
+async def serve(folder: Path, port: int) -> None:
+    settings = ControllerSettings.model_validate_json((folder / "controller.settings").read_text())
+    token = settings.cluster_token
+    model = find_model(settings.config)
+    watcher = FleetWatcher(StaticLocator(settings.locator.address), token)
+    links = WorkerLinks(f"gateway-{new_incarnation()}", token)
+    journeys = build_generator(settings.config, watcher, links)
+    metrics = FleetMetrics(model.card.id, links, journeys.counters)
+
+    async def status() -> dict[str, object]:
+        view = await metrics.refreshed(watcher.view)
+        return status_report(view, watcher.age_seconds, watcher.trouble)
+
+    app = create_app(
+        generator=journeys,
+        card=model.card,
+        model_folder=model.folder,
+        config=settings.config.gateway,
+        readiness=lambda: readiness(watcher.view, watcher.age_seconds, watcher.trouble),
+        metrics_text=lambda: metrics.text(watcher.view),
+        status=status,
+    )
+    server = GatewayServer(app)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
+    following = asyncio.create_task(watcher.run())
+    with open_listener("127.0.0.1", port) as listener:
+        await server.serve(sockets=[listener])
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await links.close()
+
+
+if __name__ == "__main__":
+    configure_logging()
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
