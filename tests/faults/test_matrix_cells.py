@@ -10,6 +10,7 @@ import pytest
 from fault_cell import Outcome
 from fault_course import run_course
 from fault_matrix import Cell, Component, Fault, applicable_cells, pairwise
+from shallow_model import write_shallow_model
 
 NUM_LANES = 3
 SELECTED = [
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def outcomes(bundled_model: Path) -> dict[Cell, Outcome]:
-    played = asyncio.run(run_course(SELECTED, NUM_LANES, lambda outcome: None))
+def outcomes(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Outcome]:
+    model = write_shallow_model(bundled_model, tmp_path_factory.mktemp("shallow"))
+    played = asyncio.run(run_course(SELECTED, model, NUM_LANES, lambda outcome: None))
     return {outcome.cell: outcome for outcome in played}
 
 

@@ -11,6 +11,8 @@ import httpx
 
 from segue.bench.sse import EventReader
 
+MODEL_ID = "model"  # as the fleets of the fault matrix name theirs
+
 
 @dataclass(slots=True, eq=False)
 class AnswerStream:
@@ -81,7 +83,7 @@ class AnswerStream:
 def ask(url: str, prompt: Sequence[int], num_tokens: int) -> AnswerStream:
     """Begin a greedy answer of exactly `num_tokens`."""
     body = {
-        "model": "smollm2-135m",
+        "model": MODEL_ID,
         "prompt": list(prompt),
         "max_tokens": num_tokens,
         "temperature": 0,

@@ -13,7 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+from answer_stream import MODEL_ID
 from fault_cell import Outcome, play, undisturbed
 from fault_fleet import fault_fleet
 from fault_matrix import (
@@ -25,12 +27,14 @@ from fault_matrix import (
     pairwise,
     reason_not_applicable,
 )
+from nursery import open_nursery
+from shallow_model import write_shallow_model
 
 from segue.cluster.config import ModelConfig, cache_folder, parse_config
 from segue.workers.models.folder import resolve_model
 
 ENGINE = {"enable_prefix_caching": False, "chunk_size": 64, "num_kv_blocks": 96, "max_num_seqs": 8}
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "pools": {
         "prefill": {"role": "prefill", "engine": ENGINE},
         "decode": {"role": "decode", "engine": ENGINE},
@@ -47,18 +51,19 @@ CONFIG = {
 Report = Callable[[Outcome], None]
 
 
-async def run_course(cells: Iterable[Cell], num_lanes: int, report: Report) -> list[Outcome]:
+async def run_course(
+    cells: Iterable[Cell], model: Path, num_lanes: int, report: Report
+) -> list[Outcome]:
     """Play all `cells`; `report` hears of each when it is over."""
     queue = deque(cells)
     outcomes: list[Outcome] = []
-    model = resolve_model(ModelConfig(), cache_folder())  # pyright: ignore[reportCallIssue]
-    config = parse_config(CONFIG)
+    config = parse_config({**CONFIG, "model": {"path": str(model), "id": MODEL_ID}})
 
     async def lane() -> None:
         """A fleet serves cell after cell; after one that failed it is replaced."""
         while queue:
             with tempfile.TemporaryDirectory(prefix="segue-") as folder:
-                async with fault_fleet(config, model, Path(folder)) as fleet:
+                async with fault_fleet(nursery, config, model, Path(folder)) as fleet:
                     expected = await undisturbed(fleet)
                     passed = True
                     while queue and passed:
@@ -67,9 +72,10 @@ async def run_course(cells: Iterable[Cell], num_lanes: int, report: Report) -> l
                         report(outcome)
                         passed = outcome.passed
 
-    async with asyncio.TaskGroup() as lanes:
-        for _ in range(min(num_lanes, len(queue))):
-            lanes.create_task(lane())
+    with tempfile.TemporaryDirectory(prefix="segue-") as root:
+        async with open_nursery(Path(root)) as nursery, asyncio.TaskGroup() as lanes:
+            for _ in range(min(num_lanes, len(queue))):
+                lanes.create_task(lane())
     return outcomes
 
 
@@ -85,6 +91,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--pairwise", action="store_true", help="the selection that CI plays")
     parser.add_argument("--only", action="append", default=[], help="cells whose name holds TEXT")
+    parser.add_argument("--shallow", action="store_true", help="two layers of the model")
     options = parser.parse_args(arguments)
     cells = [
         cell
@@ -92,7 +99,12 @@ def main(arguments: list[str]) -> int:
         if all(text in str(cell) for text in options.only) and cell.component is not Component.RAY
     ]
     began = time.monotonic()
-    outcomes = asyncio.run(run_course(cells, options.lanes, lambda o: print(line(o), flush=True)))
+    whole = resolve_model(ModelConfig(), cache_folder())  # pyright: ignore[reportCallIssue]
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_shallow_model(whole, Path(folder)) if options.shallow else whole
+        outcomes = asyncio.run(
+            run_course(cells, model, options.lanes, lambda o: print(line(o), flush=True))
+        )
     absent = 0
     for cell in all_cells():
         if reason := reason_not_applicable(cell.component, cell.fault, cell.stage):

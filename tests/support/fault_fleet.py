@@ -13,12 +13,10 @@ import asyncio
 import os
 import random
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,15 @@ import httpx
 from answer_stream import AnswerStream, ask
 from deployment import leftovers
 from fault_matrix import Component
-from fault_plan import FOLDER_VARIABLE, PlanFile, last_sighting
+from fault_plan import PlanFile, last_sighting
 from network import Network
+from nursery import Errand, NurseryClient, NurseryLauncher
 
 from segue.cluster.config import SegueConfig
 from segue.cluster.launcher import ControllerSettings, LocatorConfig
 
-SUPPORT = Path(__file__).parent
 TOKEN = "cluster-token-of-tests"
-START_SECONDS = 90.0
+START_SECONDS = 60.0
 POLL_SECONDS = 0.05
 WORKERS = {"prefill": "prefill-0", "decode": "decode-0"}
 PLACES = (*WORKERS.values(), "gateway", "controller")
@@ -44,45 +42,25 @@ PLACES = (*WORKERS.values(), "gateway", "controller")
 class _Program:
     """A process that is started again when it ends, as Ray or systemd would."""
 
-    arguments: Callable[[bool], list[str]]  # told whether it is a restart
-    log: Path
-    environment: dict[str, str]
-    process: subprocess.Popen[bytes] | None = None
+    nursery: NurseryClient
+    errand: Errand
+    pid: int | None = None
     keeper: asyncio.Task[None] | None = None
 
-    def start(self, *, restarted: bool = False) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *self.arguments(restarted)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self.environment,
-            )
-
     async def keep(self) -> None:
-        self.start()
+        errand = self.errand
         while True:
-            assert self.process is not None
-            while self.process.poll() is None:
-                await asyncio.sleep(POLL_SECONDS)
-            await asyncio.sleep(0.2)
-            _close(self.process)
-            self.start(restarted=True)
+            await self.nursery.start(errand)
+            while (pid := (await self.nursery.running()).get(errand.name)) is not None:
+                self.pid = pid
+                await asyncio.sleep(2 * POLL_SECONDS)
+            errand = replace(self.errand, arguments=[*self.errand.arguments, "restarted"])
 
     async def stop(self) -> None:
         if self.keeper is not None:
             self.keeper.cancel()
             await asyncio.gather(self.keeper, return_exceptions=True)
-        if self.process is not None:
-            self.process.kill()
-            await asyncio.to_thread(self.process.wait, 10)
-            _close(self.process)
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
+        await self.nursery.kill(self.errand.name)
 
 
 @dataclass(slots=True)
@@ -98,7 +76,7 @@ class FaultFleet:
 
     def pid(self, place: str) -> int | None:
         if (program := self.programs.get(place)) is not None:
-            return program.process.pid if program.process is not None else None
+            return program.pid
         seen = last_sighting(self.folder, place)
         return None if seen is None else seen.pid
 
@@ -163,6 +141,12 @@ def num_sockets(pid: int) -> int:
     return count
 
 
+def last_words(folder: Path) -> str:
+    """The ends of all logs."""
+    ends = {path.name: path.read_text()[-1000:] for path in sorted(folder.glob("*.log"))}
+    return "\n".join(f"-- {name}\n{end}" for name, end in ends.items())
+
+
 def token_ids(seed: int, count: int) -> list[int]:
     """Text that no tokenizer would merge or stop at."""
     source = random.Random(seed)
@@ -171,43 +155,33 @@ def token_ids(seed: int, count: int) -> list[int]:
 
 @asynccontextmanager
 async def fault_fleet(
-    config: SegueConfig, model_folder: Path, folder: Path
+    nursery: NurseryClient, config: SegueConfig, model_folder: Path, folder: Path
 ) -> AsyncIterator[FaultFleet]:
-    """Short names, please: sockets lie in `folder`."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        FOLDER_VARIABLE: str(folder),
-    }
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-
-    def program(name: str, arguments: Callable[[bool], list[str]]) -> _Program:
-        script = str(SUPPORT / f"{name}.py")
-        log = folder / f"{name}.log"
-        return _Program(lambda again: [script, str(folder), *arguments(again)], log, environment)
-
+    arguments = {"controller": str(nursery.path), "gateway": str(port)}
     programs = {
-        "controller": program("controller_process", lambda again: ["restarted" if again else ""]),
-        "gateway": program("gateway_process", lambda again: [str(port)]),
+        name: _Program(
+            nursery,
+            Errand(f"{folder}/{name}", str(folder), f"{name}_process", [str(folder), argument]),
+        )
+        for name, argument in arguments.items()
     }
     fleet = FaultFleet(folder, f"http://127.0.0.1:{port}", Network(lambda: fleet.pids()), programs)
-    nursery = program("nursery", lambda again: [])
     try:
         await _advertise(fleet, config, model_folder)
-        nursery.start()
-        await _exists(folder / "nursery.sock")
         for each in programs.values():
             each.keeper = asyncio.create_task(each.keep())
-        await fleet.ready()
+        try:
+            await fleet.ready()
+        except TimeoutError as error:
+            raise RuntimeError(f"{error}\n{last_words(folder)}") from error
         yield fleet
     finally:
         for each in programs.values():
             await each.stop()
-        await nursery.stop()
+        await NurseryLauncher(nursery, folder).stop_all(0.0)
         await fleet.network.close()
 
 
@@ -235,9 +209,3 @@ async def _advertise(fleet: FaultFleet, config: SegueConfig, model_folder: Path)
         advertised = await fleet.network.listen(worker_id, lambda w=worker_id: worker(w))  # type: ignore[misc]
         (folder / f"{worker_id}.advertised").write_text(advertised)
         fleet.plans[worker_id] = PlanFile(folder, worker_id)
-
-
-async def _exists(path: Path) -> None:
-    async with asyncio.timeout(START_SECONDS):
-        while not path.exists():
-            await asyncio.sleep(POLL_SECONDS)

@@ -1,8 +1,10 @@
 """A gateway in a process of its own: the real HTTP application over a fleet without Ray."""
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from segue.cluster.identity import new_incarnation
@@ -16,6 +18,12 @@ from segue.router.gateway import create_app
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
 from segue.router.server import GatewayServer
+
+
+def end_with_input() -> None:
+    """So that it never outlives whoever started it."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 async def serve(folder: Path, port: int) -> None:
@@ -50,6 +58,8 @@ async def serve(folder: Path, port: int) -> None:
     await links.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Arguments: the folder of the fleet, the port."""
     configure_logging()
+    threading.Thread(target=end_with_input, daemon=True).start()
     asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,7 +1,7 @@
-"""Starts workers by forking a process that has everything imported; outlives every controller.
+"""Starts processes by forking one that has everything imported; outlives every controller.
 
-It stands for the machine: what a Launcher asks of Ray, the controller's NurseryLauncher asks here
-over a Unix socket. Run as a program with the folder of the faults; it ends with its input.
+It stands for the machines of a deployment: what a Launcher asks of Ray, a NurseryLauncher asks
+here, over a Unix socket. A program of its own, it ends with its input, and its children with it.
 """
 
 import asyncio
@@ -12,20 +12,38 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from fault_plan import FOLDER_VARIABLE
 
 from segue.cluster.errors import Unavailable
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.launcher import LaunchState, Probe, WorkerSpec
 
-ENTRY = "faulty_worker:FaultyWorker"
+SUPPORT = Path(__file__).parent
+WORKER_ENTRY = "faulty_worker:FaultyWorker"
+PRELOADED = ("faulty_worker", "gateway_process", "controller_process", "segue.cluster.worker_entry")
+START_SECONDS = 90.0
 CALL_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a child does: `main` of a module, with a command line and an input that stays open."""
+
+    name: str
+    folder: str  # of its faults and its log
+    module: str
+    arguments: list[str]
+    input: str = ""
 
 
 @dataclass(slots=True)
@@ -55,15 +73,15 @@ class _Child:
 
 
 class Nursery:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._children: dict[str, _Child] = {}
         self._listener = socket.socket(socket.AF_UNIX)
 
     def run(self) -> None:
-        for module in ("faulty_worker", "segue.cluster.worker_entry"):
+        for module in PRELOADED:
             importlib.import_module(module)
-        self._listener.bind(str(self._folder / "nursery.sock"))
+        self._listener.bind(str(self._path))
         self._listener.listen(16)
         while True:
             readable, _, _ = select.select([self._listener, sys.stdin], [], [], 0.2)
@@ -77,11 +95,12 @@ class Nursery:
                     answer = self._answer(json.loads(stream.readline()), connection)
                     stream.write(json.dumps(answer) + "\n")
 
-    def _answer(self, question: dict[str, str], connection: socket.socket) -> dict[str, Any]:
-        name, child = question.get("name", ""), self._children.get(question.get("name", ""))
+    def _answer(self, question: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
+        name = question["name"]
+        child = self._children.get(name)
         match question["verb"]:
-            case "start" if child is None:
-                self._children[name] = self._fork(name, question["settings"], connection)
+            case "start" if child is None or child.poll():
+                self._children[name] = self._fork(Errand(**question["errand"]), connection)
             case "kill" if child is not None and not child.poll():
                 os.kill(child.pid, signal.SIGKILL)
                 _, child.status = os.waitpid(child.pid, 0)
@@ -90,26 +109,27 @@ class Nursery:
                 child.close_input()
             case _:
                 pass
-        running = [key for key, each in self._children.items() if not each.poll()]
+        running = {key: each.pid for key, each in self._children.items() if not each.poll()}
         child = self._children.get(name)
         ending = child.ending if child is not None and child.status is not None else ""
         return {"running": running, "ending": ending}
 
-    def _fork(self, name: str, settings: str, connection: socket.socket) -> _Child:
+    def _fork(self, errand: Errand, connection: socket.socket) -> _Child:
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid:
             os.close(read_end)
-            os.write(write_end, settings.encode() + b"\n")
+            if errand.input:
+                os.write(write_end, errand.input.encode() + b"\n")
             return _Child(pid, write_end)
         code = 1
         try:
-            self._listener.close()
+            os.close(self._listener.fileno())
             os.close(connection.fileno())
             os.close(write_end)
             for child in self._children.values():
                 child.close_input()
-            _become_worker(self._folder / f"{name}.log", read_end)
+            _run(errand, read_end)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -118,60 +138,49 @@ class Nursery:
             os._exit(code)
 
 
-def _become_worker(log: Path, settings: int) -> None:
+def _run(errand: Errand, settings: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(settings, 0)
     os.close(settings)
+    log = str(Path(errand.folder) / f"{errand.name.rpartition('/')[2]}.log")
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(written, 1)
     os.dup2(written, 2)
     os.close(written)
+    os.environ[FOLDER_VARIABLE] = errand.folder
     sys.stdin = os.fdopen(0)
-    sys.argv = ["worker_entry", ENTRY]
-    from segue.cluster.worker_entry import main
-
-    main()
+    sys.argv = [errand.module, *errand.arguments]
+    sys.modules[errand.module].main()
 
 
-class NurseryLauncher:
-    """A Launcher whose workers outlive the controller that asked for them."""
+class NurseryClient:
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def __init__(self, folder: Path) -> None:
-        self._socket = str(folder / "nursery.sock")
+    async def start(self, errand: Errand) -> None:
+        await self._ask("start", errand.name, errand=asdict(errand))
 
-    async def start(self, spec: WorkerSpec) -> None:
-        await self._ask("start", spec.identity, settings=spec.settings)
+    async def kill(self, name: str) -> None:
+        await self._ask("kill", name)
 
-    async def probe(self, identity: WorkerIdentity) -> Probe:
-        answer = await self._ask("probe", identity)
-        if _name(identity) in answer["running"]:
-            return Probe(LaunchState.RUNNING)
-        return Probe(LaunchState.GONE, answer["ending"] or "never started here")
+    async def close_input(self, name: str) -> None:
+        await self._ask("close", name)
 
-    async def kill(self, identity: WorkerIdentity) -> bool:
-        return _name(identity) not in (await self._ask("kill", identity))["running"]
+    async def running(self) -> dict[str, int]:
+        """Pids by name."""
+        found: dict[str, int] = (await self._ask("list", ""))["running"]
+        return found
 
-    async def running(self) -> tuple[WorkerIdentity, ...]:
-        names = (await self._ask("list"))["running"]
-        return tuple(WorkerIdentity(*name.split("@")) for name in names)
+    async def ending(self, name: str) -> str | None:
+        """How it ended; None while it runs."""
+        answer = await self._ask("probe", name)
+        return None if name in answer["running"] else answer["ending"] or "never started here"
 
-    async def stop_all(self, grace_s: float) -> None:
-        for identity in await self.running():
-            await self._ask("close", identity)
-        end = asyncio.get_running_loop().time() + grace_s
-        while await self.running() and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(0.1)
-        for identity in await self.running():
-            await self.kill(identity)
-
-    async def _ask(
-        self, verb: str, identity: WorkerIdentity | None = None, **more: str
-    ) -> dict[str, Any]:
-        name = {} if identity is None else {"name": _name(identity)}
+    async def _ask(self, verb: str, name: str, **more: Any) -> dict[str, Any]:
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(self._socket)
-                writer.write(json.dumps({"verb": verb, **name, **more}).encode() + b"\n")
+                reader, writer = await asyncio.open_unix_connection(self.path)
+                writer.write(json.dumps({"verb": verb, "name": name, **more}).encode() + b"\n")
                 answer: dict[str, Any] = json.loads(await reader.readline())
                 writer.close()
                 return answer
@@ -179,8 +188,69 @@ class NurseryLauncher:
             raise Unavailable(f"the nursery does not answer: {error}") from error
 
 
-def _name(identity: WorkerIdentity) -> str:
-    return f"{identity.worker_id}@{identity.incarnation}"
+class NurseryLauncher:
+    """A Launcher whose workers outlive the controller that asked for them."""
+
+    def __init__(self, nursery: NurseryClient, folder: Path) -> None:
+        self._nursery = nursery
+        self._folder = str(folder)
+
+    async def start(self, spec: WorkerSpec) -> None:
+        name, arguments = self._name(spec.identity), [WORKER_ENTRY]
+        module = "segue.cluster.worker_entry"
+        await self._nursery.start(Errand(name, self._folder, module, arguments, spec.settings))
+
+    async def probe(self, identity: WorkerIdentity) -> Probe:
+        ending = await self._nursery.ending(self._name(identity))
+        return Probe(LaunchState.RUNNING) if ending is None else Probe(LaunchState.GONE, ending)
+
+    async def kill(self, identity: WorkerIdentity) -> bool:
+        await self._nursery.kill(self._name(identity))
+        return True
+
+    async def running(self) -> tuple[WorkerIdentity, ...]:
+        names = [name for name in await self._nursery.running() if "@" in name]
+        mine = [name for name in names if name.startswith(f"{self._folder}/")]
+        return tuple(WorkerIdentity(*name.rpartition("/")[2].split("@")) for name in mine)
+
+    async def stop_all(self, grace_s: float) -> None:
+        for identity in await self.running():
+            await self._nursery.close_input(self._name(identity))
+        end = asyncio.get_running_loop().time() + grace_s
+        while await self.running() and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.1)
+        for identity in await self.running():
+            await self.kill(identity)
+
+    def _name(self, identity: WorkerIdentity) -> str:
+        return f"{self._folder}/{identity.worker_id}@{identity.incarnation}"
+
+
+@asynccontextmanager
+async def open_nursery(folder: Path) -> AsyncIterator[NurseryClient]:
+    """A short path, please: the socket lies in `folder`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    path = folder / "nursery.sock"
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(path)], stdin=subprocess.PIPE, env=environment
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not path.exists():
+                if process.poll() is not None:
+                    raise RuntimeError(f"the nursery exited with {process.returncode}")
+                await asyncio.sleep(0.05)
+        yield NurseryClient(path)
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 if __name__ == "__main__":
