@@ -19,6 +19,7 @@ class FleetLog:
         self._readiness = readiness
         self._serving = serving
         self._told: dict[WorkerIdentity, tuple[WorkerState, str]] = {}
+        self._refused: frozenset[tuple[WorkerIdentity, WorkerIdentity]] = frozenset()
         self._ready: bool | None = None
 
     def observe(self, view: FleetView) -> None:
@@ -36,7 +37,24 @@ class FleetLog:
             logger.log(level, "%s", what + (f": {worker.reason}" if worker.reason else ""))
         current = {worker.identity for worker in view.workers}
         self._told = {who: told for who, told in self._told.items() if who in current}
+        self._observe_pairs(view)
         self._observe_readiness()
+
+    def _observe_pairs(self, view: FleetView) -> None:
+        """A pair that exchanges no KV is told once, and again when it does."""
+        refusals = {
+            (pair.source, worker.identity): pair.refusal
+            for worker in view.workers
+            if worker.status is not None and worker.state is not WorkerState.DEAD
+            for pair in worker.status.pairs
+            if pair.is_refused
+        }
+        for pair in refusals.keys() - self._refused:
+            logger.warning("preflight failed: %s", refusals[pair])
+        for source, reader in self._refused - refusals.keys():
+            if view.find(source) and view.find(reader):
+                logger.info("%s reads KV from %s again", reader, source)
+        self._refused = frozenset(refusals)
 
     def _observe_readiness(self) -> None:
         state = self._readiness()

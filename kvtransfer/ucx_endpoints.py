@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 KNOWN_MAJOR_VERSION = 1
 MAX_TEXT_BYTES = 2**20
 _LIST_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
+_LIBS = ("libucs", "libucp")
 _LANE = re.compile(
     r"lane\[\d+\]:\s+\d+:(?P<transport>\w+)/(?P<device>[^\s]+?)(\.\d+)? md\[\d+\]"
     r"\s+-> \S+ seg \d+ (?P<uses>[^\n]*)"
@@ -29,25 +30,34 @@ class UcxEndpoints:
     """The endpoints of the UCX context called `context`, as NIXL names it after its agent."""
 
     def __init__(self, context: str) -> None:
-        self._context = context
-        self._ucs = _loaded_library("libucs")
-        self._ucp = _loaded_library("libucp")
+        """The context must exist already."""
+        self._root = f"/ucp/context/{context}"
         self._libc = ctypes.CDLL(None)
-        if self._ucs is None or self._ucp is None or not self._declare(self._ucs, self._ucp):
-            self._ucs = self._ucp = None
+        self._ucs: ctypes.CDLL | None = None
+        self._ucp: ctypes.CDLL | None = None
+        for ucs, ucp in _loaded_libraries():  # of several UCX, the one that NIXL uses
+            if self._declare(ucs, ucp):
+                self._ucs, self._ucp = ucs, ucp
+                if context in self._contexts():
+                    return
+        self._ucs = self._ucp = None
+        logger.info("no UCX tells of %s: what carries its reads will be unknown", context)
 
     def addresses(self) -> frozenset[int]:
         """All endpoints that exist now."""
-        root = f"/ucp/context/{self._context}"
-        for folder in ("/ucp", "/ucp/context", root):  # UCX fills in a folder when it is listed
-            self._names(folder)
-        found = set()
+        root, found = self._root, set[int]()
+        self._contexts()
+        self._names(root)
         for worker in self._names(f"{root}/worker"):
             self._names(f"{root}/worker/{worker}")
             for name in self._names(f"{root}/worker/{worker}/ep"):
                 if re.fullmatch(r"0x[0-9a-f]+", name):
                     found.add(int(name, 16))
         return frozenset(found)
+
+    def _contexts(self) -> list[str]:
+        self._names("/ucp")  # UCX fills in a folder when it is listed
+        return self._names("/ucp/context")
 
     def lanes(self, address: int) -> tuple[Lane, ...]:
         """The lanes of an endpoint; none if there is no such endpoint any more."""
@@ -105,17 +115,20 @@ def parse_lanes(text: str) -> tuple[Lane, ...]:
     )
 
 
-def _loaded_library(name: str) -> ctypes.CDLL | None:
-    """The shared library that this process has loaded already, under whatever name and path."""
+def _loaded_libraries() -> list[tuple[ctypes.CDLL, ctypes.CDLL]]:
+    """Each libucs that this process has loaded already, with the libucp of the same folder."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
-        return None
-    pattern = re.compile(rf"/{name}[-.][^/]*$")
-    paths = {line.split(maxsplit=5)[-1] for line in lines if pattern.search(line)}
-    if len(paths) != 1:  # none, or several: it would not be clear which one NIXL uses
-        return None
-    try:
-        return ctypes.CDLL(paths.pop())
-    except OSError:
-        return None
+        return []
+    paths = sorted({line.split(maxsplit=5)[-1] for line in lines if "/libuc" in line})
+    found = []
+    for folder in dict.fromkeys(Path(path).parent for path in paths):
+        names = [Path(path) for path in paths if Path(path).parent == folder]
+        pair = [next((n for n in names if re.match(rf"{lib}[-.]", n.name)), None) for lib in _LIBS]
+        try:
+            ucs, ucp = (ctypes.CDLL(str(path)) for path in pair if path is not None)
+        except (OSError, ValueError):  # not both of them, or not to be loaded
+            continue
+        found.append((ucs, ucp))
+    return found
