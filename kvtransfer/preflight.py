@@ -44,7 +44,6 @@ class Probe:
     ) -> None:
         self.peer = peer
         self.result = _promise()
-        self.num_bytes_read = 0
         self._expected = expected
         self._deadline = deadline
         self._clock = clock
@@ -76,7 +75,6 @@ class Probe:
         if state is ReadState.FAILED:
             self.reject("the read of the pattern failed")
             return True
-        self.num_bytes_read += self._local.length
         self._seconds.append(now - self._began)
         return self.result.done() or self._judge(transport)
 
@@ -112,7 +110,6 @@ class Probes:
         self._transport = transport
         self._area = area
         self._by_slot: dict[int, Probe] = {}
-        self.num_bytes_read = 0
 
     def __len__(self) -> int:
         return len(self._by_slot)
@@ -146,10 +143,7 @@ class Probes:
 
     def advance(self) -> None:
         for slot, probe in list(self._by_slot.items()):
-            before = probe.num_bytes_read
-            is_over = probe.advance(self._transport)
-            self.num_bytes_read += probe.num_bytes_read - before
-            if is_over:
+            if probe.advance(self._transport):
                 del self._by_slot[slot]
 
     def reject_all(self, reason: str) -> None:

@@ -71,6 +71,7 @@ class Receiver:
         self._queue: deque[Callable[[], None]] = deque()
         self._reads: list[BlockRead] = []
         self._probes = Probes(transport, area)
+        self.kv_bytes_read = 0  # of whole reads of blocks; what probes read is no KV
         self._serving = False
         self._attentive_until = self._posted_at = -math.inf
         self._stopping = False
@@ -156,11 +157,6 @@ class Receiver:
     @property
     def probe_bytes(self) -> int:
         return self._probes.probe_bytes
-
-    @property
-    def kv_bytes_read(self) -> int:
-        """Without what was read to probe peers."""
-        return self.transport.bytes_read - self._probes.num_bytes_read
 
     def _post(self, work: Callable[[], None]) -> None:
         with self._wake:
@@ -251,6 +247,7 @@ class Receiver:
                 continue
             self._reads.remove(read)
             if state is ReadState.DONE:
+                self.kv_bytes_read += len(read.local_blocks) * self._layout.block_bytes
                 self._verify(read)
             else:
                 _reject(read, TransferError("the read failed"))
