@@ -275,7 +275,7 @@ class Engine:
             sequence.num_computed = item.end
             self.cache.publish(sequence)
             token = result.tokens.get(sequence)
-            if sequence.hands_off:
+            if sequence.decode_peer is not None:
                 self._hand_off(item, token)
             elif token is not None and not self._is_over(sequence, token):
                 starting.append(sequence)

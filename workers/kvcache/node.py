@@ -68,6 +68,14 @@ class Node:
             else:
                 yield from there.by_piece.values()
 
+    def leads_to(self, piece: bytes) -> bool:
+        """Some child begins with the same token."""
+        many = self._many
+        if many is not None:
+            return piece[:WORD_BYTES] in many
+        only = self._only
+        return only is not None and only.piece[:WORD_BYTES] == piece[:WORD_BYTES]
+
     def child(self, piece: bytes) -> "Node | None":
         there: Node | _Alike | None = self._only
         if there is None:

@@ -43,9 +43,9 @@ def match_prefix(
     part_allowed: Callable[[Node], bool] | None,
 ) -> PrefixMatch:
     """`words`: the tokens, in the tree below `root`. `part_allowed` None: whole blocks only."""
-    size, usable = block_size * WORD_BYTES, len(words) - WORD_BYTES
-    if root is None:
+    if root is None or not root.leads_to(words):
         return NO_MATCH
+    size, usable = block_size * WORD_BYTES, len(words) - WORD_BYTES
     nodes = tree.walk(root, words, usable)
     start = len(nodes) * size
     part: tuple[Node, int] | None = None

@@ -31,13 +31,14 @@ class GuaranteedNoEvict:
         decision = CapacityDecision()
         cache, delay = view.cache, view.delay
         available = cache.pool.num_available - cache.promised_blocks
-        slots = view.num_free_slots
+        slots, match_of = view.num_free_slots, cache.match
+        admitted, matches = decision.admitted, decision.matches
         for sequence in view.waiting:
-            if len(decision.admitted) == slots:
+            if len(admitted) == slots:
                 full = view.max_num_seqs
                 decision.held.append(Decision(sequence.attempt, Reason.BATCH_FULL, full + 1, full))
                 break
-            match = cache.match(sequence)
+            match = match_of(sequence)
             if delay and not sequence.lands and delay.should_wait(sequence, match):
                 decision.held.append(Decision(sequence.attempt, Reason.WAITING_FOR_REUSE))
                 continue
@@ -47,6 +48,6 @@ class GuaranteedNoEvict:
                 decision.held.append(held)
                 break
             available -= need
-            decision.admitted.append(sequence)
-            decision.matches[sequence] = match
+            admitted.append(sequence)
+            matches[sequence] = match
         return decision

@@ -54,16 +54,18 @@ class RankedQueue:
 
     def discard(self, sequence: Sequence) -> bool:
         """False: it is not here."""
+        entries = self._entries
+        if entries and entries[0][2] is sequence:
+            del entries[0]
+            return True
         index = self._find(sequence)
         if index is None:
             return False
-        del self._entries[index]
+        del entries[index]
         return True
 
     def _find(self, sequence: Sequence) -> int | None:
         entries = self._entries
-        if entries and entries[0][2] is sequence:
-            return 0
         index = bisect_left(entries, sequence.order)
         if index < len(entries) and entries[index][2] is sequence:
             return index
