@@ -33,7 +33,7 @@ from segue.workers.step_execution import StepExecution, StepResult
 BLOCK_SIZE = 16
 RUNNING = (16, 64, 256, 1024)
 CHURN_LIFETIME = 20  # steps: a twentieth is replaced in each
-CHURN_PROMPT = 24
+CHURN_PROMPT = 12  # with the answer two blocks
 ADMITTED_PROMPT = 8192
 TOKEN = 5
 

@@ -318,7 +318,8 @@ class KVCache:
     def _begin(self, sequence: Sequence, num_tokens: int, limit: int, full: int) -> None:
         sequence.num_cached = sequence.num_computed = num_tokens
         sequence.max_blocks = limit
-        self._promise(sequence)
+        left = sequence.promised_blocks = max(0, limit - len(sequence.block_ids))
+        self._promised += left
         counts = self.statistics
         queried = len(sequence.tokens)
         counts.queried_tokens += queried

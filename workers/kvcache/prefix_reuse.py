@@ -55,13 +55,19 @@ class PrefixReuse:
     def take(self, sequence: Sequence, match: PrefixMatch, count: int, landing: bool) -> None:
         """Give the sequence `count` blocks, the matched ones first."""
         sequence.block_ids = self._take_blocks(match, count, landing)
-        prompt, retention = sequence.num_prompt, sequence.retention
-        for index, node in enumerate(match.nodes):
-            # Reused content takes a priority only if one is given, but always the duration.
-            wanted = retention.of_block(index * self._block_size, prompt)
-            self._content.retain(node, wanted.priority, wanted.duration)
-        if retention is not NOTHING_SPECIAL:
+        self._retain_matched(sequence, match)
+        if sequence.retention is not NOTHING_SPECIAL:
             self.retain_fresh(sequence, match.full_blocks + (match.part is not None))
+
+    def _retain_matched(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Reused content takes a priority only if one is given, but always the duration."""
+        retention, pool, content = sequence.retention, self._pool, self._content
+        for index, node in enumerate(match.nodes):
+            if retention is not NOTHING_SPECIAL:
+                wanted = retention.of_block(index * self._block_size, sequence.num_prompt)
+                content.retain(node, wanted.priority, wanted.duration)
+            elif node.block_id is not None and pool.duration(node.block_id) is not None:
+                content.retain(node, None, None)
 
     def retain_fresh(self, sequence: Sequence, first: int) -> None:
         """For blocks of one's own from block `first` on; they have the default now."""
