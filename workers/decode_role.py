@@ -34,7 +34,7 @@ from segue.kvtransfer.receiver import Receiver
 from segue.workers.attempts import Attempts, Running
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
-from segue.workers.landing import Landing
+from segue.workers.landing import Landing, failure_of, what_it_needs
 from segue.workers.lease_renewal import LeaseRenewal
 from segue.workers.peers import Peers
 from segue.workers.sequence import Sequence
@@ -90,7 +90,8 @@ class DecodeRole:
             async with asyncio.timeout(reservation.wait_seconds):
                 return ReserveOutcome(await asyncio.shield(landing.granted))
         except TimeoutError:
-            message = f"no room within {reservation.wait_seconds:g} s{self._shortage(landing)}"
+            needs = what_it_needs(self._engine, landing)
+            message = f"no room within {reservation.wait_seconds:g} s: {needs}"
             landing.task.cancel(message)
             return ReserveOutcome(failure=Failure(FailureKind.CREDIT_TIMEOUT, message))
         except AttemptFailed as error:  # its owner knows, and ends
@@ -118,16 +119,6 @@ class DecodeRole:
         self._engine.post(lambda: self._engine.add(sequence))
         self._renewal.start()
         return landing
-
-    def _shortage(self, landing: Landing) -> str:
-        cache, sequence = self._engine.cache, landing.sequence
-        need = cache.blocks_for(cache.final_tokens(sequence))
-        free = max(0, cache.pool.num_available - cache.promised_blocks)
-        running, slots = self._engine.scheduler.num_admitted, self._engine.scheduler.max_num_seqs
-        return (
-            f": it needs {need} KV blocks, {free} of {cache.pool.num_blocks} are neither held nor "
-            f"promised; {running} of {slots} sequences are admitted"
-        )
 
     async def announce(self, announcement: Announcement) -> None:
         landing = self._landings.get(announcement.attempt)
@@ -188,7 +179,7 @@ class DecodeRole:
             landed = False  # whoever cancelled has said why, or nobody wants to know
         except Exception as error:
             landed = False
-            outcome = self._report(landing, _failure(sequence, error))
+            outcome = self._report(landing, failure_of(sequence, error))
         finally:
             self._landings.pop(sequence.attempt, None)
             if not landed:
@@ -303,17 +294,3 @@ class DecodeRole:
     def _tasks(self) -> set[asyncio.Task[None]]:
         owners = {landing.task for landing in self._landings.values() if landing.task is not None}
         return owners | self._background
-
-
-def _failure(sequence: Sequence, error: Exception) -> Failure:
-    if isinstance(error, AttemptFailed):
-        return Failure(error.failure, error.message, error.retryable)
-    if isinstance(error, StaleReference):
-        return Failure(FailureKind.FENCED, error.message)
-    if isinstance(error, TimeoutError):
-        message = f"deadline reached while in {sequence.phase}"
-        return Failure(FailureKind.DEADLINE, message, retryable=False)
-    if isinstance(error, SegueError):
-        return Failure(FailureKind.TRANSFER, error.message)
-    logger.error("receiving %s failed", sequence.attempt, exc_info=error)
-    return Failure(FailureKind.TRANSFER, repr(error))

@@ -2,12 +2,16 @@
 
     snapshot -> export* (whole blocks, while it goes on) -> halt -> dropped | take_back
 
-Each function runs between two steps. A piece that is returned is leased: whoever receives it puts
-it under a lease or ends that.
+Each of these runs between two steps. A piece that is returned is leased: whoever receives it puts
+it under a lease or ends that. `exported` is how the event loop gets one.
 """
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from segue.cluster.errors import AttemptFailed, FailureKind
 from segue.workers.engine import Engine
 from segue.workers.sequence import Phase, Sequence
 
@@ -67,3 +71,21 @@ def _leased(engine: Engine, sequence: Sequence, first: int, end: int) -> Piece:
     sums = engine.checksums(blocks)
     engine.cache.pool.lease(blocks)
     return Piece(first, blocks, sums)
+
+
+async def exported(engine: Engine, action: Callable[[], Piece | None]) -> Piece:
+    """Run one of the above in the engine thread. Raises AttemptFailed if there is nothing."""
+    future = engine.call(action)
+
+    def discard(done: "Future[Piece | None]") -> None:
+        if done.exception() is None and (piece := done.result()) is not None:
+            engine.post(lambda: engine.end_lease(piece.block_ids))
+
+    try:
+        piece = await asyncio.wrap_future(future)
+    except asyncio.CancelledError:  # what it leases nobody will read
+        future.add_done_callback(discard)
+        raise
+    if piece is None:
+        raise AttemptFailed(FailureKind.REFUSED, "it has stopped generating meanwhile")
+    return piece

@@ -1,15 +1,26 @@
 """The KV of one prompt on its way in: its credit, what was announced, what is being read."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from segue.cluster.errors import StaleKind, StaleReference, TransferError
-from segue.cluster.handoff import Announcement, Reservation
+from segue.cluster.errors import (
+    AttemptFailed,
+    FailureKind,
+    SegueError,
+    StaleKind,
+    StaleReference,
+    TransferError,
+)
+from segue.cluster.handoff import Announcement, Failure, Reservation
 from segue.cluster.identity import Peer
 from segue.kvtransfer.receiver import BlockRead, Receiver
 from segue.workers.attempts import Running
+from segue.workers.engine import Engine
 from segue.workers.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -130,3 +141,28 @@ class Landing:
         for read in self.reads:
             if read.verified.done() and (error := read.verified.exception()) is not None:
                 raise error
+
+
+def what_it_needs(engine: Engine, landing: Landing) -> str:
+    """Of what there is too little, in numbers; read from another thread, so of about now."""
+    cache, scheduler = engine.cache, engine.scheduler
+    need = cache.blocks_for(cache.final_tokens(landing.sequence))
+    free = max(0, cache.pool.num_available - cache.promised_blocks)
+    return (
+        f"it needs {need} KV blocks, {free} of {cache.pool.num_blocks} are neither held nor "
+        f"promised; {scheduler.num_admitted} of {scheduler.max_num_seqs} sequences are admitted"
+    )
+
+
+def failure_of(sequence: Sequence, error: Exception) -> Failure:
+    if isinstance(error, AttemptFailed):
+        return Failure(error.failure, error.message, error.retryable)
+    if isinstance(error, StaleReference):
+        return Failure(FailureKind.FENCED, error.message)
+    if isinstance(error, TimeoutError):
+        message = f"deadline reached while in {sequence.phase}"
+        return Failure(FailureKind.DEADLINE, message, retryable=False)
+    if isinstance(error, SegueError):
+        return Failure(FailureKind.TRANSFER, error.message)
+    logger.error("receiving %s failed", sequence.attempt, exc_info=error)
+    return Failure(FailureKind.TRANSFER, repr(error))

@@ -10,7 +10,6 @@ before that, it stays, and the fence makes the reader throw away what it has.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any
 
 from segue.cluster.config import TransferConfig
@@ -35,7 +34,7 @@ from segue.cluster.handoff import (
 from segue.cluster.identity import AttemptId
 from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts
-from segue.workers.departure import Piece, export, halt, snapshot, take_back
+from segue.workers.departure import Piece, export, exported, halt, snapshot, take_back
 from segue.workers.engine import Engine
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.move import Move
@@ -79,7 +78,7 @@ class Migrations:
         """Returns once the target has it. Whatever is raised, it goes on here unless it ended."""
         move = self._begin(order)
         task = move.task = asyncio.create_task(self._own(move), name=f"move {order.attempt}")
-        task.add_done_callback(_heard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:  # the caller is gone
@@ -171,13 +170,7 @@ class Migrations:
         if not move.moved:
             self._stay(move, error)
             raise error
-        return MigrationReport(
-            move.num_tokens,
-            move.num_blocks,
-            move.num_blocks * self._block_bytes,
-            move.num_blocks_stopped,
-            move.stopped_seconds,
-        )
+        return move.report(self._block_bytes)
 
     async def _reserve(self, move: Move) -> None:
         order, sequence = move.order, move.running.sequence
@@ -208,11 +201,13 @@ class Migrations:
     async def _copy_what_is_whole(self, move: Move) -> None:
         """Round by round, each waits until all that is whole was read. At most one more block, or
         as many as in the round before, are left to be read while it stands still."""
-        sequence, in_round, before = move.running.sequence, 0, 0
+        engine, sequence = self._engine, move.running.sequence
+        in_round = before = 0
         while True:
             first = move.next_block
-            piece = await self._exported(
-                lambda first=first: export(self._engine, sequence, first, PIECE_BLOCKS)  # type: ignore[misc]
+            piece = await exported(
+                engine,
+                lambda first=first: export(engine, sequence, first, PIECE_BLOCKS),  # type: ignore[misc]
             )
             in_round += len(piece.block_ids)
             if len(piece.block_ids) == PIECE_BLOCKS:
@@ -226,8 +221,8 @@ class Migrations:
             before, in_round = in_round, 0
 
     async def _hand_over(self, move: Move) -> None:
-        sequence, first = move.running.sequence, move.next_block
-        piece = await self._exported(lambda: halt(self._engine, sequence, first, move.num_known))
+        engine, sequence, first = self._engine, move.running.sequence, move.next_block
+        piece = await exported(engine, lambda: halt(engine, sequence, first, move.num_known))
         move.halted_at = self._clock()
         move.num_tokens = move.num_known + len(piece.token_ids)
         move.num_blocks_stopped = len(piece.block_ids)
@@ -242,21 +237,6 @@ class Migrations:
         if not move.moved:
             message = f"{move.order.destination.identity} gave it back"
             raise AttemptFailed(FailureKind.TRANSFER, message)
-
-    async def _exported(self, action: Callable[[], Piece | None]) -> Piece:
-        future = self._engine.call(action)
-        try:
-            piece = await asyncio.wrap_future(future)
-        except asyncio.CancelledError:  # what it leases nobody will read
-            future.add_done_callback(self._discard)
-            raise
-        if piece is None:
-            raise AttemptFailed(FailureKind.REFUSED, "it has stopped generating meanwhile")
-        return piece
-
-    def _discard(self, future: "Future[Piece | None]") -> None:
-        if future.exception() is None and (piece := future.result()) is not None:
-            self._engine.post(lambda: self._engine.end_lease(piece.block_ids))
 
     async def _announce(self, move: Move, piece: Piece, *, answer_when_read: bool = False) -> None:
         try:
@@ -318,9 +298,3 @@ async def _told(call: Coroutine[Any, Any, Any]) -> Any:
         return await call
     except (Unavailable, DeadlineExceeded, StaleReference) as error:
         raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
-
-
-def _heard(task: asyncio.Task[MigrationReport]) -> None:
-    """Whoever withdrew the order does not ask what became of it."""
-    if not task.cancelled():
-        task.exception()

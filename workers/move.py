@@ -27,3 +27,12 @@ class Move:
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # its lease
     task: asyncio.Task[MigrationReport] | None = None
     given_up: str = ""
+
+    def report(self, block_bytes: int) -> MigrationReport:
+        return MigrationReport(
+            self.num_tokens,
+            self.num_blocks,
+            self.num_blocks * block_bytes,
+            self.num_blocks_stopped,
+            self.stopped_seconds,
+        )

@@ -93,7 +93,7 @@ def test_it_goes_on_elsewhere(num_told: int, policy: str) -> None:
     source, target = Rig(policy), Rig(policy)
     leaving = start(source, num_told)
     tokens = snapshot(source.engine, leaving)
-    assert tokens == (*PROMPT, *TEXT[: num_told - 1])
+    assert tokens is not None and tokens == (*PROMPT, *TEXT[: num_told - 1])
     arrive(target, source, leaving, num_known=len(tokens))
     assert source.engine.drop(leaving)
     target.run(lambda: target.ended)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import pytest_asyncio
@@ -298,11 +299,11 @@ class DiesWhenAnnounced(WorkerService):
     """Ends as if killed, at the first (or the last) announcement."""
 
     at_last = False
-    die: Callable[[], object] = staticmethod(lambda: None)
+    die: ClassVar[list[Callable[[], object]]] = []  # whoever dies is called
 
     async def announce(self, announcement: Announcement) -> None:
         if (announcement.first_token is not None) == self.at_last:
-            self.die()
+            self.die[0]()
             await asyncio.sleep(60)
         await super().announce(announcement)
 
@@ -315,13 +316,38 @@ class DiesAtTheEnd(DiesWhenAnnounced):
 async def test_the_target_dies(kind: type[DiesWhenAnnounced]) -> None:
     async with trio(target=kind) as three:
         dying: list[asyncio.Task[None]] = []
-        kind.die = staticmethod(
-            lambda: dying.append(asyncio.create_task(three.target.server.stop()))
-        )
+        kind.die[:] = [lambda: dying.append(asyncio.create_task(three.target.server.stop()))]
         answer, result = await three.move(10)
         assert isinstance(result, AttemptFailed), result
         three.goes_on_where_it_was(answer)
         await three.pair.settled(three.source)
+
+
+class OutlivesItsSource(DiesWhenAnnounced):
+    """It is the other one that dies: it reads on, and the fence finds nobody."""
+
+    async def announce(self, announcement: Announcement) -> None:
+        if (announcement.first_token is not None) == self.at_last:
+            self.die[0]()
+        await WorkerService.announce(self, announcement)
+
+
+class OutlivesItToTheEnd(OutlivesItsSource):
+    at_last = True
+
+
+@pytest.mark.parametrize(
+    "kind", [OutlivesItsSource, OutlivesItToTheEnd], ids=["copying", "stopped"]
+)
+async def test_the_source_dies(kind: type[DiesWhenAnnounced]) -> None:
+    async with trio(target=kind, max_attempts=3) as three:
+        dying: list[asyncio.Task[None]] = []
+        kind.die[:] = [lambda: dying.append(asyncio.create_task(three.source.server.stop()))]
+        answer, result = await three.move(10)
+        assert answer.tokens == TEXT
+        assert isinstance(result, Migration | SegueError)
+        assert three.pair.journeys.counters.recovered == 1 or isinstance(result, Migration)
+        await three.pair.settled(three.target)
 
 
 class ForgetsLeases(WorkerService):
