@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -20,10 +19,9 @@ from segue.cluster.launcher import WorkerSettings, open_locator
 from segue.cluster.rpc.heartbeat import HeartbeatClient
 from segue.cluster.rpc.server import RpcServer, start_server
 from segue.cluster.rpc.worker_service import add_worker_service
-from segue.kvtransfer.checksum import block_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.nixl_transport import NixlTransport
-from segue.kvtransfer.probe_area import ProbeArea, area_bytes
+from segue.kvtransfer.probe_area import area_bytes
 from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
@@ -36,6 +34,7 @@ from segue.workers.kv_identity import (
     kv_block_bytes,
     kv_layout,
 )
+from segue.workers.kv_region import block_sums, open_region
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
@@ -123,9 +122,7 @@ class WorkerProcess:
         receiver: Receiver | None = None
         try:
             transport = self._transport or _open_transport(settings, layout)
-            area = ProbeArea(runner.spare_bytes, layout.num_bytes, settings.incarnation)
-            region, metadata = _register(runner, layout, transport)
-            receiver = Receiver(transport, layout, region, area=area)
+            receiver, metadata = open_region(runner, layout, transport, settings.incarnation)
             facts = WorkerFacts(
                 settings.role,
                 fingerprint(settings.model, spec, layout),
@@ -267,18 +264,10 @@ class WorkerProcess:
         )
         return Engine(
             Scheduler(cache, budget, settings),
-            StepExecution(runner, self._checksum(runner, layout)),
+            StepExecution(runner, block_sums(runner, layout, self.settings.transfer)),
             self._engine_says,
             recorder=PlanRecorder(config.trace_steps),
         )
-
-    def _checksum(
-        self, runner: ModelRunner, layout: KVLayout
-    ) -> Callable[[Sequence[int]], tuple[int, ...]] | None:
-        if not self.settings.transfer.checksum or runner.device.type != "cpu":
-            return None  # on a GPU the bytes are not where the CPU could sum them up
-        region = _host_view(runner, layout)
-        return lambda block_ids: tuple(block_checksums(region, layout, block_ids))
 
     def _engine_says(self, outcome: StepOutcome) -> None:
         """In the engine thread: one hop to the event loop for everything a step has to say."""
@@ -299,22 +288,6 @@ def _kv_budget_bytes(engine: EngineConfig, device: str, weight_bytes: int) -> in
         return engine.kv_cache_bytes
     free, _ = torch.cuda.mem_get_info()
     return share_of(max(0, free - weight_bytes), engine.free_gpu_memory_fraction)
-
-
-def _host_view(runner: ModelRunner, layout: KVLayout) -> memoryview:
-    return memory_view(runner.kv_cache.data_ptr(), layout.num_bytes)
-
-
-def _register(
-    runner: ModelRunner, layout: KVLayout, transport: Transport
-) -> tuple[memoryview, bytes]:
-    """Register the KV memory once, with what lies behind it; returns the blocks as bytes
-    (nothing on a GPU) and the metadata.
-    """
-    device = str(runner.device)
-    num_bytes = layout.num_bytes + runner.spare_bytes.nbytes
-    metadata = transport.register(runner.kv_cache.data_ptr(), num_bytes, device)
-    return (_host_view(runner, layout) if device == "cpu" else memoryview(b"")), metadata
 
 
 def _open_transport(settings: WorkerSettings, layout: KVLayout) -> Transport:
