@@ -119,6 +119,7 @@ class StaleKind(StrEnum):
     OWNER = "owner"  # by somebody else than it was given to
     GENERATION = "generation"  # of the pool before its content was dropped
     LEASE = "lease"  # which has expired, was ended, or never opened
+    CONTENT = "content"  # to bytes that are not those it was given for
 
 
 class StaleReference(InternalError):

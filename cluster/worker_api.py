@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from segue.cluster.fences import Fences
 from segue.cluster.handoff import (
     Announcement,
     Assignment,
@@ -28,6 +29,11 @@ class WorkerApi(Protocol):
 
     @property
     def identity(self) -> WorkerIdentity: ...
+
+    @property
+    def fences(self) -> Fences:
+        """Where the calls that are refused as stale are counted."""
+        ...
 
     async def submit(self, assignment: Assignment, decode: Peer | None) -> None:
         """From a gateway: take this attempt. Tokens, or its failure, come by `frames`."""

@@ -67,6 +67,7 @@ class Receiver:
         self._layout = layout
         self._region = region
         self._clock = clock
+        self.num_corrupt_blocks = 0  # which arrived with other bytes than were announced
         self._peers: dict[str, KVLayout] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._reads: list[BlockRead] = []
@@ -261,6 +262,7 @@ class Receiver:
             found = block_checksums(self._region, self._layout, read.local_blocks)
             bad = sum(a != b for a, b in zip(found, read.checksums, strict=True))
             if bad:
+                self.num_corrupt_blocks += bad
                 total = len(found)
                 _reject(read, TransferError(f"{bad} of {total} blocks failed their checksum"))
                 return

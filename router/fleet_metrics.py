@@ -59,7 +59,7 @@ COUNTERS = {
     "prefix_cache_queried_tokens": ("segue_prefix_cache_queries", "Context tokens looked up."),
     "prefix_cache_reused_tokens": ("segue_prefix_cache_hits", "Context tokens found."),
 }
-# Families with one more label, from names that begin with the prefix.
+# Families with more labels, from names that begin with the prefix; both may be joined by slashes.
 GAUGE_FAMILIES = {
     "kv_blocks_": ("segue_kv_blocks", "KV blocks by state.", "state"),
     "held_": ("segue_num_requests_held", "Sequences not admitted, by reason.", "reason"),
@@ -68,6 +68,11 @@ COUNTER_FAMILIES = {
     "kv_blocks_": ("segue_kv_block_events", "What happened to KV blocks, by kind.", "event"),
     "attempts_ended_": ("segue_attempts_ended", "Attempts by their end.", "outcome"),
     "lease_": ("segue_kv_leases_ended", "Leases by how they ended.", "verdict"),
+    "fence_": (
+        "segue_fence_refusals",
+        "Stale references that were refused, by what they were used for and what they were.",
+        "use/kind",
+    ),
 }
 
 
@@ -134,7 +139,7 @@ class _Fleet(Collector):
         for name, text, label in GAUGE_FAMILIES.values():
             families[name] = GaugeMetricFamily(name, text, labels=(*LABELS, label))
         for name, text, label in COUNTER_FAMILIES.values():
-            families[name] = CounterMetricFamily(name, text, labels=(*LABELS, label))
+            families[name] = CounterMetricFamily(name, text, labels=(*LABELS, *label.split("/")))
         transport = GaugeMetricFamily(
             "segue_kv_transport_info", "What moves KV blocks.", labels=(*LABELS, "transport")
         )
@@ -239,5 +244,6 @@ def _add(
             continue
         for prefix, (family, _, _) in prefixed.items():
             if name.startswith(prefix):
-                families[family].add_metric((*labels, name.removeprefix(prefix)), value)
+                more = name.removeprefix(prefix).split("/")
+                families[family].add_metric((*labels, *more), value)
                 break

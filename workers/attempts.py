@@ -9,7 +9,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from segue.cluster.errors import AttemptFailed, FailureKind
+from segue.cluster.errors import AttemptFailed, FailureKind, StaleKind
+from segue.cluster.fences import Fences, Use
 from segue.cluster.identity import AttemptId
 from segue.workers.sequence import Sequence
 
@@ -28,8 +29,9 @@ class Running:
 class Attempts:
     """Lives on the event loop. `limit` bounds how many are taken on at once."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, fences: Fences | None = None) -> None:
         self._limit = limit
+        self._fences = fences or Fences()
         self._running: dict[AttemptId, Running] = {}
         self._over: OrderedDict[AttemptId, None] = OrderedDict()
         self.received = 0
@@ -42,6 +44,9 @@ class Attempts:
     def begin(self, running: Running) -> None:
         """Raises AttemptFailed if the attempt cannot be taken on."""
         attempt = running.sequence.attempt
+        if attempt in self._running or attempt in self._over:
+            use = Use.SUBMIT if running.sequence.source is None else Use.RESERVE
+            self._fences.refused(use, StaleKind.ATTEMPT)
         if attempt in self._running:
             raise AttemptFailed(FailureKind.REFUSED, f"{attempt} is here already", retryable=False)
         if attempt in self._over:

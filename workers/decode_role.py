@@ -21,6 +21,7 @@ from segue.cluster.errors import (
     TransferError,
     Unavailable,
 )
+from segue.cluster.fences import Fences, Use
 from segue.cluster.handoff import (
     Announcement,
     Failure,
@@ -56,6 +57,7 @@ class DecodeRole:
         read_timeout_s: float,
         lease_s: float,
         clock: Callable[[], float],
+        fences: Fences,
     ) -> None:
         self._attempts = attempts
         self._engine = engine
@@ -64,6 +66,7 @@ class DecodeRole:
         self._receiver = receiver
         self._read_timeout_s = read_timeout_s
         self._clock = clock
+        self._fences = fences
         self._landings: dict[AttemptId, Landing] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._renewal = LeaseRenewal(
@@ -168,8 +171,10 @@ class DecodeRole:
         try:
             async with asyncio.timeout(max(0.0, sequence.deadline - self._clock())):
                 await asyncio.shield(landing.granted)
-                last = await self._receive(landing)
-                await self._fence(landing)
+                with self._fences.watch(Use.READ):
+                    last = await self._receive(landing)
+                with self._fences.watch(Use.AFTER_READ):
+                    await self._fence(landing)
                 landed = await asyncio.wrap_future(
                     self._engine.call(lambda: self._engine.land(sequence, last))
                 )
@@ -225,7 +230,7 @@ class DecodeRole:
         except (Unavailable, DeadlineExceeded) as error:
             raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
         if not verdict.held:
-            raise AttemptFailed(FailureKind.FENCED, verdict.reason)
+            raise StaleReference(verdict.reason, StaleKind.LEASE)
 
     def _report(self, landing: Landing, failure: Failure) -> str:
         """Tell the reservation's caller if it still waits, else the gateway."""

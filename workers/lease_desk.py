@@ -8,11 +8,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from segue.cluster.errors import StaleKind
+from segue.cluster.fences import Fences, Use
 from segue.cluster.handoff import LeaseRelease, LeaseVerdict
 from segue.cluster.identity import AttemptId, WorkerIdentity
 from segue.kvtransfer.lease import EndedLease, LeaseTable, ReleaseVerdict
 from segue.kvtransfer.receiver import Receiver
 from segue.workers.engine import Engine
+
+_STALE = {
+    ReleaseVerdict.EXPIRED: StaleKind.LEASE,
+    ReleaseVerdict.UNKNOWN: StaleKind.LEASE,
+    ReleaseVerdict.GENERATION_CHANGED: StaleKind.GENERATION,
+    ReleaseVerdict.WRONG_ATTEMPT: StaleKind.ATTEMPT,
+}
 
 
 class LeaseDesk:
@@ -25,12 +34,14 @@ class LeaseDesk:
         lease_s: float,
         clock: Callable[[], float],
         on_expired: Callable[[EndedLease], None],
+        fences: Fences | None = None,
     ) -> None:
         self._engine = engine
         self._receiver = receiver
         self._lease_s = lease_s
         self._clock = clock
         self._on_expired = on_expired
+        self._fences = fences or Fences()
         self._table = LeaseTable(lease_s)
         self._timer: asyncio.TimerHandle | None = None
         self.verdicts: Counter[str] = Counter()
@@ -49,7 +60,8 @@ class LeaseDesk:
 
     def add_blocks(self, lease_id: str, block_ids: tuple[int, ...]) -> None:
         """The engine has leased these blocks already. Raises StaleReference if it has ended."""
-        self._table.add_blocks(lease_id, block_ids)
+        with self._fences.watch(Use.ANNOUNCE):
+            self._table.add_blocks(lease_id, block_ids)
 
     def release(self, release: LeaseRelease) -> LeaseVerdict:
         ended = self._table.release(
@@ -60,6 +72,7 @@ class LeaseDesk:
         self.verdicts[ended.verdict.value] += 1
         if ended.verdict is ReleaseVerdict.HELD:
             return LeaseVerdict(True)
+        self._fences.refused(Use.RELEASE, _STALE[ended.verdict])
         return LeaseVerdict(False, f"lease {release.lease_id}: {ended.verdict}")
 
     def abandon(self, lease_id: str, attempt: AttemptId) -> None:
@@ -71,6 +84,8 @@ class LeaseDesk:
     def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         unknown = list(self._table.renew(lease_ids, holder, self._clock()))
         self._changed()
+        for _ in unknown:
+            self._fences.refused(Use.RENEW, StaleKind.LEASE)
         return unknown
 
     def close(self) -> None:
@@ -79,7 +94,15 @@ class LeaseDesk:
 
     def _give_back(self, block_ids: tuple[int, ...]) -> None:
         if block_ids:
-            self._engine.post(lambda: self._engine.end_lease(block_ids))
+            self._engine.post(lambda: self._free(block_ids))
+
+    def _free(self, block_ids: tuple[int, ...]) -> None:
+        """In the engine thread. Blocks that are not lent (any more) stay as they are."""
+        try:
+            self._engine.end_lease(block_ids)
+        except ValueError:
+            self._fences.refused(Use.FREE, StaleKind.LEASE)
+            raise
 
     def _expire(self, lease: EndedLease) -> None:
         self.verdicts["lapsed"] += 1

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from segue.cluster.config import TransferConfig
+from segue.cluster.fences import Fences
 from segue.cluster.handoff import (
     Announcement,
     Assignment,
@@ -58,7 +59,8 @@ class WorkerService:
     ) -> None:
         """A gateway that does not listen for `absence_s` has its attempts ended."""
         self.parts = parts
-        self.attempts = Attempts(MAX_ATTEMPTS)
+        self.fences = Fences()
+        self.attempts = Attempts(MAX_ATTEMPTS, self.fences)
         self.outbox = FrameOutbox(self._gateway_is_absent, absence_s)
         self.leases = LeaseDesk(
             parts.engine,
@@ -66,6 +68,7 @@ class WorkerService:
             transfer.lease_s,
             clock,
             on_expired=self._on_lease_expired,
+            fences=self.fences,
         )
         self.prefill = PrefillRole(
             attempts=self.attempts,
@@ -85,6 +88,7 @@ class WorkerService:
             read_timeout_s=transfer.read_timeout_s,
             lease_s=transfer.lease_s,
             clock=clock,
+            fences=self.fences,
         )
         self.migrations = Migrations(
             attempts=self.attempts,
@@ -178,7 +182,8 @@ class WorkerService:
         diagnosis = self._watchdog.diagnose()
         if diagnosis.condition is WorkerCondition.READY and self.draining.begun.is_set():
             diagnosis = Diagnosis(WorkerCondition.DRAINING, self.draining.reason)
-        return report(self.parts, self.attempts, self.leases, self.decode, diagnosis)
+        status = report(self.parts, self.attempts, self.leases, self.decode, diagnosis)
+        return replace(status, counters=status.counters | self.fences.counters())
 
     def beat(self) -> WorkerStatus:
         """What every heartbeat carries: of the pairs only those that routing must avoid."""

@@ -50,6 +50,7 @@ def report(
         "generated_tokens": counters.generated_tokens,
         "pauses": counters.pauses,
         "attempts_received": attempts.received,
+        "fence_after_read/content": receiver.num_corrupt_blocks,
         "kv_bytes_announced": decode.blocks_read * block_bytes,
         "kv_bytes_overlapped": decode.blocks_overlapped * block_bytes,
         "kv_bytes_read": receiver.kv_bytes_read,

@@ -1,11 +1,12 @@
 """The Worker service: unpacks a call, fences it by identity, asks the worker, packs the answer."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import grpc.aio
 
 from segue.cluster.errors import StaleKind, StaleReference
-from segue.cluster.identity import WorkerIdentity
+from segue.cluster.fences import Use
 from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.fleet_codec import status_to_pb
@@ -22,82 +23,89 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
     def __init__(self, worker: WorkerApi) -> None:
         self._worker = worker
 
-    def _fence(self, target: pb.WorkerIdentity) -> WorkerIdentity:
-        """An address that was reused must refuse what was meant for its former owner."""
-        meant = codec.identity_from_pb(target)
-        if meant != self._worker.identity:
-            raise StaleReference(
-                f"meant for {meant}, this is {self._worker.identity}", StaleKind.INCARNATION
-            )
-        return meant
+    @contextmanager
+    def _fenced(self, use: Use, target: pb.WorkerIdentity) -> Iterator[None]:
+        """An address that was reused must refuse what was meant for its former owner.
+
+        Whatever else is refused as stale inside is counted in the same way.
+        """
+        with self._worker.fences.watch(use):
+            meant = codec.identity_from_pb(target)
+            if meant != self._worker.identity:
+                raise StaleReference(
+                    f"meant for {meant}, this is {self._worker.identity}", StaleKind.INCARNATION
+                )
+            yield
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitReply:
-        self._fence(request.target)
-        decode = codec.peer_from_pb(request.decode) if request.HasField("decode") else None
-        await self._worker.submit(codec.assignment_from_pb(request.assignment), decode)
-        return pb.SubmitReply()
+        with self._fenced(Use.SUBMIT, request.target):
+            decode = codec.peer_from_pb(request.decode) if request.HasField("decode") else None
+            await self._worker.submit(codec.assignment_from_pb(request.assignment), decode)
+            return pb.SubmitReply()
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
-        self._fence(request.target)
-        await self._worker.abort([codec.attempt_from_pb(item) for item in request.attempts])
-        return pb.AbortReply()
+        with self._fenced(Use.ABORT, request.target):
+            await self._worker.abort([codec.attempt_from_pb(item) for item in request.attempts])
+            return pb.AbortReply()
 
     async def Frames(
         self, request: pb.FramesRequest, context: Context
     ) -> AsyncIterator[pb.StepFrame]:
-        self._fence(request.target)
-        sequence = 0
-        async for deltas in self._worker.frames(request.gateway_id):
-            sequence += 1
-            yield pb.StepFrame(sequence=sequence, deltas=map(codec.delta_to_pb, deltas))
+        with self._fenced(Use.FRAMES, request.target):
+            sequence = 0
+            async for deltas in self._worker.frames(request.gateway_id):
+                sequence += 1
+                yield pb.StepFrame(sequence=sequence, deltas=map(codec.delta_to_pb, deltas))
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
-        self._fence(request.target)
-        return codec.outcome_to_pb(await self._worker.reserve(codec.reservation_from_pb(request)))
+        with self._fenced(Use.RESERVE, request.target):
+            return codec.outcome_to_pb(
+                await self._worker.reserve(codec.reservation_from_pb(request))
+            )
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceReply:
-        self._fence(request.target)
-        await self._worker.announce(codec.announcement_from_pb(request))
-        return pb.AnnounceReply()
+        with self._fenced(Use.ANNOUNCE, request.target):
+            await self._worker.announce(codec.announcement_from_pb(request))
+            return pb.AnnounceReply()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelReply:
-        self._fence(request.target)
-        await self._worker.cancel(
-            codec.peer_from_pb(request.source),
-            codec.attempt_from_pb(request.attempt),
-            request.reason,
-        )
-        return pb.CancelReply()
+        with self._fenced(Use.CANCEL, request.target):
+            await self._worker.cancel(
+                codec.peer_from_pb(request.source),
+                codec.attempt_from_pb(request.attempt),
+                request.reason,
+            )
+            return pb.CancelReply()
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
-        self._fence(request.target)
-        verdict = await self._worker.release(codec.release_from_pb(request))
-        return pb.ReleaseReply(held=verdict.held, reason=verdict.reason)
+        with self._fenced(Use.RELEASE, request.target):
+            verdict = await self._worker.release(codec.release_from_pb(request))
+            return pb.ReleaseReply(held=verdict.held, reason=verdict.reason)
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
-        self._fence(request.target)
-        holder = codec.identity_from_pb(request.holder)
-        unknown = await self._worker.renew(holder, list(request.lease_ids))
-        return pb.RenewReply(unknown_lease_ids=unknown)
+        with self._fenced(Use.RENEW, request.target):
+            holder = codec.identity_from_pb(request.holder)
+            unknown = await self._worker.renew(holder, list(request.lease_ids))
+            return pb.RenewReply(unknown_lease_ids=unknown)
 
     async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateReply:
-        self._fence(request.target)
-        report = await self._worker.migrate(migration_from_pb(request))
-        return migration_report_to_pb(report)
+        with self._fenced(Use.MIGRATE, request.target):
+            report = await self._worker.migrate(migration_from_pb(request))
+            return migration_report_to_pb(report)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
-        self._fence(request.target)
-        await self._worker.drain(request.reason)
-        return pb.DrainReply()
+        with self._fenced(Use.DRAIN, request.target):
+            await self._worker.drain(request.reason)
+            return pb.DrainReply()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.WorkerDescription:
-        self._fence(request.target)
-        return codec.description_to_pb(await self._worker.describe())
+        with self._fenced(Use.DESCRIBE, request.target):
+            return codec.description_to_pb(await self._worker.describe())
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.WorkerStatus:
         return status_to_pb(await self._worker.status())
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.TraceReply:
-        self._fence(request.target)
-        steps = await self._worker.trace(request.num_steps)
-        return pb.TraceReply(steps=map(codec.step_to_pb, steps))
+        with self._fenced(Use.TRACE, request.target):
+            steps = await self._worker.trace(request.num_steps)
+            return pb.TraceReply(steps=map(codec.step_to_pb, steps))

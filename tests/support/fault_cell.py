@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from answer_stream import AnswerStream
 from fault_fleet import FaultFleet
@@ -61,12 +63,14 @@ async def play(fleet: FaultFleet, cell: Cell, expected: Undisturbed) -> Outcome:
     scene: Scene | None = None
     try:
         await fleet.ready()
-        sockets = fleet.sockets()
+        fleet.grown()
         scene = await bring(fleet, cell)
         outcome = await _struck(scene, cell, expected, outcome)
-        return await _cleared_up(fleet, sockets, expected, outcome)
+        return await _cleared_up(fleet, expected, outcome)
     except Exception as error:
-        return replace(outcome, faults=(*outcome.faults, f"{type(error).__name__}: {error}"))
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        return replace(outcome, faults=(*outcome.faults, told))
     finally:
         if scene is not None:
             scene.let_go()
@@ -108,9 +112,7 @@ def _wrong_text(cell: Cell, answer: AnswerStream, expected: Sequence[int]) -> li
     return [] if len(tokens) == len(expected) else [f"only {len(tokens)} of {len(expected)} tokens"]
 
 
-async def _cleared_up(
-    fleet: FaultFleet, sockets: dict[int, int], expected: Undisturbed, outcome: Outcome
-) -> Outcome:
+async def _cleared_up(fleet: FaultFleet, expected: Undisturbed, outcome: Outcome) -> Outcome:
     """Everybody serves again, and whoever lived through it holds nothing of it."""
     faults = list(outcome.faults)
     await fleet.ready()
@@ -120,7 +122,7 @@ async def _cleared_up(
     if canary.error:
         faults.append(f"afterwards: {canary.error}")
     end = time.monotonic() + SETTLE_SECONDS
-    while left := await _left_over(fleet, sockets):
+    while left := await _left_over(fleet):
         if time.monotonic() > end:
             faults.append(f"left over: {left}")
             break
@@ -128,10 +130,5 @@ async def _cleared_up(
     return replace(outcome, faults=tuple(faults))
 
 
-async def _left_over(fleet: FaultFleet, before: dict[int, int]) -> dict[str, object]:
-    found: dict[str, object] = dict(await fleet.held())
-    for pid, count in fleet.sockets().items():
-        if count > before.get(pid, count):
-            place = next(place for place, known in fleet.pids().items() if known == pid)
-            found[f"sockets of {place}"] = f"{count}, before {before[pid]}"
-    return found
+async def _left_over(fleet: FaultFleet) -> dict[str, object]:
+    return {**await fleet.held(), **fleet.grown()}

@@ -34,6 +34,7 @@ from segue.cluster.launcher import ControllerSettings, LocatorConfig
 TOKEN = "cluster-token-of-tests"
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
+SPARE_SOCKETS = 2
 WORKERS = {"prefill": "prefill-0", "decode": "decode-0"}
 PLACES = (*WORKERS.values(), "gateway", "controller")
 
@@ -70,6 +71,7 @@ class FaultFleet:
     network: Network
     programs: dict[str, _Program]
     plans: dict[str, PlanFile] = field(default_factory=dict)
+    first_sockets: dict[int, int] = field(default_factory=dict)  # by pid
 
     def place(self, component: Component) -> str:
         return WORKERS.get(component, "controller" if component is Component.RAY else component)
@@ -89,13 +91,23 @@ class FaultFleet:
 
     async def status(self) -> dict[str, Any]:
         async with httpx.AsyncClient(timeout=10, verify=False) as client:
-            body: dict[str, Any] = (await client.get(f"{self.url}/debug/status")).json()
+            response = await client.get(f"{self.url}/debug/status")
+        if response.status_code != 200:
+            raise RuntimeError(f"status {response.status_code}: {response.text}")
+        body: dict[str, Any] = response.json()
         return body
 
     async def workers(self) -> dict[str, dict[str, Any]]:
-        """What is ready, by worker id."""
-        workers = (await self.status())["workers"]
-        return {worker["id"]: worker for worker in workers if worker["state"] == "ready"}
+        """What is ready, by worker id; `sources` are the incarnations that it may read from."""
+        status = await self.status()
+        ready = {worker["id"]: worker for worker in status["workers"] if worker["state"] == "ready"}
+        for worker in ready.values():
+            worker["sources"] = [
+                pair["source_incarnation"]
+                for pair in status["pairs"]
+                if pair["reader_incarnation"] == worker["incarnation"] and not pair["refusal"]
+            ]
+        return ready
 
     async def until(
         self, what: str, condition: Callable[[dict[str, dict[str, Any]]], bool], timeout_s: float
@@ -113,11 +125,14 @@ class FaultFleet:
             await asyncio.sleep(POLL_SECONDS)
 
     async def ready(self, timeout_s: float = START_SECONDS) -> dict[str, dict[str, Any]]:
-        """Both workers serve, under the processes that run now, and the gateway is connected."""
+        """Both workers serve, under the processes that run now, and know each other."""
 
         def serving(workers: dict[str, dict[str, Any]]) -> bool:
-            return all(workers[w]["pid"] == self.pid(w) for w in WORKERS.values()) and all(
-                workers[w]["gauges"] for w in WORKERS.values()
+            prefill, decode = (workers[worker_id] for worker_id in WORKERS.values())
+            return (
+                prefill["incarnation"] in decode["sources"]
+                and all(worker["pid"] == self.pid(worker["id"]) for worker in (prefill, decode))
+                and all(worker["gauges"] for worker in (prefill, decode))
             )
 
         return await self.until("both workers are ready", serving, timeout_s)
@@ -127,9 +142,19 @@ class FaultFleet:
         workers = await self.workers()
         return {name: found for name in workers if (found := leftovers(workers[name]))}
 
-    def sockets(self) -> dict[int, int]:
-        """Open sockets of each process, by pid."""
-        return {pid: num_sockets(pid) for pid in self.pids().values()}
+    def grown(self) -> dict[str, str]:
+        """Processes with more sockets than they had when they were first looked at.
+
+        Two more are no leak: two workers that connect to each other at once may keep both
+        connections. What is leaked in every cell adds up, since most processes live through many.
+        """
+        found = {}
+        for place, pid in self.pids().items():
+            count = num_sockets(pid)
+            first = self.first_sockets.setdefault(pid, count)
+            if count > first + SPARE_SOCKETS:
+                found[f"sockets of {place}"] = f"{count}, at first {first}"
+        return found
 
 
 def num_sockets(pid: int) -> int:

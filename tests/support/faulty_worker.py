@@ -45,7 +45,7 @@ class FaultyCalls:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.worker, name)
-        if name in ("identity", "frames", "status"):
+        if name in ("identity", "fences", "frames", "status"):
             return method
 
         async def call(*arguments: Any) -> Any:

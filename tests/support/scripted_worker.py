@@ -9,6 +9,7 @@ from local_fleet import TOKEN
 
 from segue.cluster.config import Role
 from segue.cluster.errors import SegueError
+from segue.cluster.fences import Fences
 from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.handoff import (
     Announcement,
@@ -44,6 +45,7 @@ class ScriptedWorker:
     orders: list[MigrationOrder] = field(default_factory=list)
     outcomes: asyncio.Queue[MigrationReport | SegueError] = field(default_factory=asyncio.Queue)
     drained: list[str] = field(default_factory=list)
+    fences: Fences = field(default_factory=Fences)
     server: RpcServer | None = None
     _said: asyncio.Queue[list[TokenDelta] | None] = field(default_factory=asyncio.Queue)
 
