@@ -51,10 +51,15 @@ class InstantExecution(StepExecution):
 
     def __init__(self) -> None:
         super().__init__(SilentRunner(), None)
+        self._tokens = np.full(max(RUNNING), TOKEN, np.int64)
 
     def run(self, plan: StepPlan, rows: GenerationBatch) -> StepResult:
-        ending = {item.sequence: TOKEN for item in plan.context if item.samples}
-        return StepResult(ending, np.full(len(rows), TOKEN, np.int64), {})
+        ending = {
+            sequence: TOKEN
+            for sequence, start, size in plan.context
+            if start + size == len(sequence.tokens)
+        }
+        return StepResult(ending, self._tokens[: len(rows)], {})
 
 
 class Requests:

@@ -332,7 +332,7 @@ class Engine:
         cached = 0
         if position == sequence.num_context:
             cached = min(sequence.num_reused, sequence.num_prompt)
-        delta = TokenDelta(sequence.attempt, position, (token,), finish, cached_tokens=cached)
+        delta = TokenDelta(sequence.attempt, position, (token,), finish, None, cached)
         self._outcome.first_tokens.append((sequence.assignment.gateway_id, delta))
         self.counters.generated_tokens += 1
         return finish
