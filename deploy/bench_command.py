@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from segue.bench.handover_bench import HandoverPlan, HandoverRow, as_json, run_handover_bench
 from segue.bench.openai_endpoint import EndpointName
 from segue.bench.serve_bench import ServePlan, ServeResult, run_serve_bench
 from segue.bench.serve_report import (
@@ -86,6 +88,57 @@ def serve(
         raise typer.Exit(1)
 
 
+@bench_app.command()
+def handover(
+    base_url: Annotated[str, typer.Option(help="the server")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="default: its first model")] = "",
+    api_key: ApiKeyOption = None,
+    prompt_tokens: Annotated[str, typer.Option(help="tokens of the prompts")] = "128,1024,4000",
+    output_tokens: Annotated[int, typer.Option(help="tokens an answer")] = 8,
+    rounds: Annotated[int, typer.Option(help="requests of each length")] = 10,
+    seed: Annotated[int | None, typer.Option(help="of the prompts; default: new ones")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds for one request")] = 600.0,
+) -> None:
+    """Time the pause between a client's first and second token, and what moved during it.
+
+    One request at a time. The last line is a JSON list, an object for each length of prompt.
+    """
+    with told_to_the_user():
+        plan = HandoverPlan(
+            base_url=base_url,
+            model=model,
+            api_key=chosen_api_key(api_key),
+            prompt_tokens=parse_levels(prompt_tokens, "--prompt-tokens"),
+            output_tokens=output_tokens,
+            rounds=rounds,
+            seed=secrets.randbits(32) if seed is None else seed,
+            timeout_s=timeout,
+        )
+        rows = asyncio.run(run_handover_bench(plan))
+    output = Console()
+    output = output if output.is_terminal else Console(width=TABLE_WIDTH)
+    output.print(handover_table(rows))
+    print(as_json(rows).decode())
+
+
+def handover_table(rows: list[HandoverRow]) -> Table:
+    table = Table("prompt", "ttft", "handover", "step", "MB moved", "hidden", "raw", "exposed raw")
+    table.add_column("ratio")
+    for row in rows:
+        table.add_row(
+            f"{row.prompt_tokens}",
+            f"{row.ttft_ms:.0f} ms",
+            f"{row.handover_ms:.1f} ms",
+            f"{row.step_ms:.1f} ms",
+            f"{row.bytes_moved / 1e6:.1f}",
+            f"{row.hidden_share:.0%}",
+            f"{row.raw_ms:.1f} ms",
+            f"{row.exposed_raw_ms:.1f} ms",
+            f"{row.ratio:.2f}",
+        )
+    return table
+
+
 def measure(plan: ServePlan, json_file: Path | None) -> ServeResult:
     """Run the plan; figures go to stdout and the file, everything else to stderr."""
     if json_file is not None and not json_file.absolute().parent.is_dir():
@@ -105,11 +158,11 @@ def measure(plan: ServePlan, json_file: Path | None) -> ServeResult:
     return result
 
 
-def parse_levels(text: str) -> tuple[int, ...]:
+def parse_levels(text: str, option: str = "--concurrency") -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigurationError(f"--concurrency: '{text}' is not like 1,4,16") from error
+        raise ConfigurationError(f"{option}: '{text}' is not like 1,4,16") from error
 
 
 def objective_of(ttft_ms: float | None, itl_ms: float | None) -> Objective | None:
