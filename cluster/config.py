@@ -9,10 +9,10 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from segue.cluster.errors import ConfigurationError
+from segue.cluster.yaml_file import read_yaml
 
 BUNDLED_MODEL = "smollm2-135m"
 Role = Literal["prefill", "decode", "both"]
@@ -130,6 +130,12 @@ class EngineConfig(Section):
             "it runs out, or fill a batch and let it end",
         )
     )
+    expected_output: Annotated[int, Field(ge=1)] | Literal["full", "learned"] = Field(
+        default="full",
+        description="tokens of an answer for which room is promised when a request is admitted: "
+        "all that it may have, what nine in ten of the latest answers stayed within, or a number; "
+        "answers that grow longer may pause later ones (not under max_utilization)",
+    )
     context_chunking_policy: Literal["first_come_first_served", "equal_progress", "force_chunk"] = (
         Field(
             default="first_come_first_served",
@@ -161,11 +167,16 @@ class EngineConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _chunks_fit(self) -> Self:
+    def _keys_agree(self) -> Self:
         if self.chunk_size % self.block_size:
             raise ValueError(
                 f"chunk_size ({self.chunk_size}) must be a multiple of block_size "
                 f"({self.block_size})"
+            )
+        if self.expected_output != "full" and self.capacity_scheduler_policy == "max_utilization":
+            raise ValueError(
+                f"expected_output ({self.expected_output}) has no meaning under "
+                "capacity_scheduler_policy max_utilization, which promises no room to answers"
             )
         if self.chunk_size > self.token_budget:
             raise ValueError(
@@ -294,30 +305,11 @@ class SegueConfig(Section):
         return self
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a mapping that gives a key twice; YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key '{key.value}' is given twice", key.start_mark
-                )
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
 def load_config(path: str | Path | None) -> SegueConfig:
     """Read `path`, or give the defaults. Raises ConfigurationError that names each wrong key."""
     if path is None:
         return SegueConfig()
-    try:
-        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
-        raise ConfigurationError(f"{path} is not valid YAML: {error}") from error
+    data = read_yaml(path)
     return parse_config({} if data is None else data, source=str(path))
 
 

@@ -15,10 +15,9 @@ from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
-from segue.workers.scheduler.capacity import CapacityPolicyName
 from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
-from segue.workers.scheduler.policies import CAPACITY_POLICIES
+from segue.workers.scheduler.policies import capacity_policy
 from segue.workers.scheduler.rehearsal import TOKEN, Iteration, Rehearsal
 from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.sequence import Sequence
@@ -70,6 +69,7 @@ class EngineDescription(Section):
     capacity_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization", "static_batch"] = (
         "guaranteed_no_evict"
     )
+    expected_output: Annotated[int, Field(ge=1)] | Literal["full"] = "full"
     context_chunking_policy: Literal["first_come_first_served", "equal_progress", "force_chunk"] = (
         "first_come_first_served"
     )
@@ -89,7 +89,7 @@ class EngineDescription(Section):
             pool = BlockPool(self.num_kv_blocks)
             settings = SchedulerSettings(
                 self.max_num_seqs,
-                CAPACITY_POLICIES[CapacityPolicyName(self.capacity_scheduler_policy)],
+                capacity_policy(self.capacity_scheduler_policy, self.expected_output),
                 delay_for_reuse=self.enable_delay_for_reuse,
             )
             cache = KVCache(pool, self.block_size, scope, self.enable_prefix_caching)

@@ -292,6 +292,8 @@ class Engine:
         self.counters.generated_tokens += len(rows)
         if finished:
             self._leave(*dict(finished))
+            for sequence, _ in finished:
+                self.scheduler.note_answer(sequence)
             self._outcome.ended += [Ended(sequence, finish) for sequence, finish in finished]
 
     def _hand_off(self, item: Scheduled, token: int | None) -> None:
@@ -341,6 +343,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, finish: FinishReason) -> None:
         self._leave(sequence)
+        self.scheduler.note_answer(sequence)
         self._outcome.ended.append(Ended(sequence, finish))
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:

@@ -146,7 +146,8 @@ class Landing:
 def what_it_needs(engine: Engine, landing: Landing) -> str:
     """Of what there is too little, in numbers; read from another thread, so of about now."""
     cache, scheduler = engine.cache, engine.scheduler
-    need = cache.blocks_for(cache.final_tokens(landing.sequence))
+    tokens = scheduler.settings.policy.tokens_to_promise(landing.sequence, cache)
+    need = cache.blocks_for(tokens)
     free = max(0, cache.pool.num_available - cache.promised_blocks)
     return (
         f"it needs {need} KV blocks, {free} of {cache.pool.num_blocks} are neither held nor "

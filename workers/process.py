@@ -50,10 +50,9 @@ from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
 from segue.workers.plan_recorder import PlanRecorder
-from segue.workers.scheduler.capacity import CapacityPolicyName
 from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
-from segue.workers.scheduler.policies import CAPACITY_POLICIES
+from segue.workers.scheduler.policies import capacity_policy
 from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.service import WorkerService
 from segue.workers.step_execution import StepExecution
@@ -258,7 +257,7 @@ class WorkerProcess:
         )
         settings = SchedulerSettings(
             config.max_num_seqs,
-            CAPACITY_POLICIES[CapacityPolicyName(config.capacity_scheduler_policy)],
+            capacity_policy(config.capacity_scheduler_policy, config.expected_output),
             config.priority_ageing_s,
             config.enable_delay_for_reuse,
         )

@@ -19,10 +19,9 @@ from segue.workers.kvcache.block_operations import (
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
-from segue.workers.scheduler.capacity import CapacityPolicyName
 from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
-from segue.workers.scheduler.policies import CAPACITY_POLICIES
+from segue.workers.scheduler.policies import capacity_policy
 from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.step_execution import StepExecution
@@ -96,14 +95,13 @@ def make_scheduler(
     policy: str = "guaranteed_no_evict",
     chunking: str = "first_come_first_served",
     ageing: float | None = None,
+    expected_output: str | int = "full",
 ) -> Scheduler:
     cache = KVCache(
         BlockPool(num_blocks), block_size, KeyScope("m", "float32", block_size, "p"), reuse
     )
     budget = StepBudget(max_tokens, chunk, block_size, ChunkingPolicy(chunking))
-    settings = SchedulerSettings(
-        max_num_seqs, CAPACITY_POLICIES[CapacityPolicyName(policy)], ageing
-    )
+    settings = SchedulerSettings(max_num_seqs, capacity_policy(policy, expected_output), ageing)
     return Scheduler(cache, budget, settings)
 
 

@@ -1,71 +1,14 @@
 """Pause and resume in the engine: no token twice, none lost, none different, nothing leaked."""
 
-import functools
-from collections.abc import Callable
-
 import pytest
-from engine_parts import PEER, FakeRunner, expected_tokens, make_engine, make_scheduler
+from engine_desk import Desk
+from engine_parts import PEER, expected_tokens
 from engine_parts import make_sequence as sequence_of
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from segue.cluster.handoff import Announcement, TokenDelta
-from segue.workers.engine import Engine
-from segue.workers.kvcache.block_pool import BlockState
+from segue.cluster.handoff import TokenDelta
 from segue.workers.sequence import Phase, Sequence
-from segue.workers.step_outcome import ChunkReady, StepOutcome
-
-
-class Desk:
-    """An engine that is driven by hand, and everything that it said."""
-
-    def __init__(self, num_blocks: int = 10, slots: int = 8, chunk: int = 8) -> None:
-        self.runner = FakeRunner(num_blocks, 4)
-        self.deltas: dict[str, list[TokenDelta]] = {}
-        self.chunks: list[ChunkReady] = []
-        self.ended: list[str] = []
-        scheduler = make_scheduler(
-            num_blocks, max_num_seqs=slots, chunk=chunk, policy="max_utilization"
-        )
-        self.engine: Engine = make_engine(scheduler, self.runner, self._hear)
-
-    def _hear(self, outcome: StepOutcome) -> None:
-        for _, delta in outcome.deltas():
-            self.deltas.setdefault(delta.attempt.request_id, []).append(delta)
-        self.chunks += outcome.chunks
-        self.ended += [ended.sequence.request.request_id for ended in outcome.ended]
-        for sequence in outcome.granted:
-            self._land(sequence)
-
-    def _land(self, sequence: Sequence) -> None:
-        for position, token in enumerate(sequence.tokens):
-            self.runner.slots[sequence.block_ids[position // 4]][position % 4] = token
-        first = expected_tokens(sequence.tokens, 1)[0]
-        last = Announcement(PEER, sequence.attempt, 1, 0, (), (), first, 0)
-        self.engine.post(functools.partial(self.engine.land, sequence, last))
-
-    def run(self, until: Callable[[], bool], limit: int = 2000) -> None:
-        for _ in range(limit):
-            if until():
-                return
-            self.engine.run_once()
-            sequences = self.engine.scheduler.sequences()
-            self.engine.cache.check_integrity(sequences)
-        raise AssertionError("it did not happen")
-
-    def tokens(self, name: str) -> list[int]:
-        """Every delta continues exactly where the last one ended."""
-        found: list[int] = []
-        for delta in self.deltas.get(name, ()):
-            assert delta.position == self.deltas[name][0].position + len(found)
-            found += delta.token_ids
-        return found
-
-    def assert_idle(self) -> None:
-        counts = self.engine.cache.pool.counts()
-        assert counts[BlockState.OWNED] == counts[BlockState.LANDING] == 0
-        assert self.engine.num_sequences == self.engine.scheduler.num_admitted == 0
-        assert self.engine.cache.promised_blocks == 0 and not self.engine.scheduler.held
 
 
 def test_a_paused_answer_goes_on_where_it_stopped() -> None:

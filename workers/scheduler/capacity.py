@@ -4,11 +4,13 @@ A policy looks at counts and decides; it changes nothing. The scheduler then car
 out: pauses first, then growth, then admissions, so what a pause gives back is there to be taken.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.prefix_match import PrefixMatch
 from segue.workers.scheduler.delay_for_reuse import DelayForReuse
@@ -62,21 +64,38 @@ class CapacityDecision:
 class CapacityPolicy(Protocol):
     name: CapacityPolicyName
     delays_for_reuse: bool
-    pauses: bool
+    pauses: bool  # it must be told who has started
 
     def tokens_to_promise(self, sequence: TokenSequence, cache: KVCache) -> int:
         """Admission must find room for the KV of this many tokens, now or promised."""
         ...
 
+    def may_pause(self, growing: Sequence[TokenSequence], cache: KVCache) -> bool:
+        """Whether it must decide now although nobody came or went: these begin a block."""
+        ...
+
+    def note_answer(self, num_tokens: int, max_tokens: int) -> None:
+        """An answer has ended by itself or by its limit."""
+        ...
+
     def decide(self, view: CapacityView) -> CapacityDecision: ...
 
 
-def blocks_to_completion(sequence: TokenSequence, live_full_blocks: int, cache: KVCache) -> int:
-    """Blocks that a new sequence takes out of what is available until its end.
+class GivenBack:
+    """What pauses make available: blocks that only paused sequences hold, and no reader."""
 
-    Shared blocks that are in use cost nothing; idle cached ones do, being available themselves.
-    """
-    return cache.blocks_for(cache.final_tokens(sequence)) - live_full_blocks
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._released: Counter[int] = Counter()  # owners that block ids would lose
+
+    def pause(self, sequence: TokenSequence) -> int:
+        """Blocks that this one more pause makes available."""
+        count, released = 0, self._released
+        for block_id in sequence.block_ids:
+            released[block_id] += 1
+            if self._pool.num_holders(block_id) == released[block_id]:
+                count += 1
+        return count
 
 
 def blocks_to_begin(sequence: TokenSequence, live_full_blocks: int, cache: KVCache) -> int:

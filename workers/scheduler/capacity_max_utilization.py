@@ -6,14 +6,15 @@ that lacks something, itself if need be, so the head of the queue always goes on
 paused for somebody behind it. A paused sequence keeps its place and comes back by the same rule.
 """
 
-from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as Listed
 
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.scheduler.capacity import (
     CapacityDecision,
     CapacityPolicyName,
     CapacityView,
+    GivenBack,
     blocks_to_begin,
     blocks_to_continue,
 )
@@ -28,6 +29,12 @@ class MaxUtilization:
 
     def tokens_to_promise(self, sequence: Sequence, cache: KVCache) -> int:
         return len(sequence.tokens)
+
+    def may_pause(self, growing: Listed[Sequence], cache: KVCache) -> bool:
+        return True
+
+    def note_answer(self, num_tokens: int, max_tokens: int) -> None:
+        """Nothing is expected of answers."""
 
     def decide(self, view: CapacityView) -> CapacityDecision:
         """If all that run fit and nobody waits before one of them, only the queue is walked."""
@@ -65,7 +72,7 @@ class _Walk:
         self.used = 0
         self.num_scheduled = 0
         self._slots = view.max_num_seqs - view.num_landing
-        self._released: Counter[int] = Counter()  # owners that block ids would lose
+        self._given_back = GivenBack(view.cache.pool)
 
     def run(self) -> None:
         index, end = 0, len(self.order)
@@ -106,13 +113,8 @@ class _Walk:
         return (at for at in range(end - 1, index - 1, -1) if _has_started(self.order[at]))
 
     def _pause(self, sequence: Sequence) -> None:
-        """Blocks that only paused sequences hold, and no reader, become available."""
-        pool = self.view.cache.pool
         self.decision.paused.append(sequence)
-        for block_id in sequence.block_ids:
-            self._released[block_id] += 1
-            if pool.num_holders(block_id) == self._released[block_id]:
-                self.available += 1
+        self.available += self._given_back.pause(sequence)
 
     def _hold(self, sequence: Sequence, need: int) -> None:
         full = self.num_scheduled >= self._slots

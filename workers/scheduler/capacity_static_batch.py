@@ -12,7 +12,7 @@ class StaticBatch(GuaranteedNoEvict):
     delays_for_reuse = False
 
     def decide(self, view: CapacityView) -> CapacityDecision:
-        if view.num_generating:
+        if view.num_generating and not self.may_pause(view.growing, view.cache):
             held = [Decision(s.attempt, Reason.BATCH_CLOSED) for s in view.waiting[:1]]
             return CapacityDecision(held=held)
         return super().decide(view)

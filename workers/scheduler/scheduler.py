@@ -110,6 +110,12 @@ class Scheduler:
         for sequence in sequences:
             self._withdraw(sequence)
 
+    def note_answer(self, sequence: Sequence) -> None:
+        """It has ended by itself or by its limit: others may be expected to do likewise."""
+        if sequence.decode_peer is None:
+            limit = sequence.request.stop.max_tokens
+            self.settings.policy.note_answer(sequence.num_produced, limit)
+
     def forget(self, attempt: AttemptId) -> None:
         """The sequence that was expected does not come."""
         self.held.pop(attempt, None)
@@ -174,7 +180,7 @@ class Scheduler:
         self._seen_available = available
         if not self.waiting:
             self._fresh.clear()
-        if not (self.waiting and stirred) and not (policy.pauses and growing):
+        if not (self.waiting and stirred) and not (growing and policy.may_pause(growing, cache)):
             return None
         self._unsettled = False
         delay = None
