@@ -68,6 +68,9 @@ def test_serve_answers_heals_and_stops(server: Server) -> None:
     assert ask(url) == " Paris"
     ours = {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
 
+    leaver = int(server.wait_for(r"prefill-0 ready \(pid (\d+)\)", 1).group(1))
+    os.kill(leaver, signal.SIGTERM)
+    server.wait_for(r"prefill-0 dead: drained \(SIGTERM\)", 20)
     victim = int(server.wait_for(r"decode-0 ready \(pid (\d+)\)", 1).group(1))
     os.kill(victim, signal.SIGKILL)
     server.wait_for(r"decode-0 dead: its process died unexpectedly", 5)
@@ -80,7 +83,7 @@ def test_serve_answers_heals_and_stops(server: Server) -> None:
     assert server.process.wait(60) == 0
     assert "SIGTERM: finishing what is under way" in server.said()
     assert "Traceback" not in server.said() and "(raylet)" not in server.said()
-    assert_gone(ours | {victim}, 30)
+    assert_gone(ours | {leaver, victim}, 30)
 
 
 def ask(url: str) -> str:

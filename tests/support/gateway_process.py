@@ -12,11 +12,13 @@ from segue.cluster.launcher import ControllerSettings, StaticLocator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.serve import build_generator, configure_logging
 from segue.deploy.served_model import find_model
+from segue.router.evacuation import Evacuation
 from segue.router.fleet import readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.gateway import create_app
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
+from segue.router.migration import Migrations
 from segue.router.server import GatewayServer
 
 
@@ -33,6 +35,8 @@ async def serve(folder: Path, port: int) -> None:
     watcher = FleetWatcher(StaticLocator(settings.locator.address), token)
     links = WorkerLinks(f"gateway-{new_incarnation()}", token)
     journeys = build_generator(settings.config, watcher, links)
+    migrations = Migrations(journeys, links, lambda: watcher.view)
+    evacuation = Evacuation(watcher, journeys, migrations)
     metrics = FleetMetrics(model.card.id, links, journeys.counters)
 
     async def status() -> dict[str, object]:
@@ -53,6 +57,7 @@ async def serve(folder: Path, port: int) -> None:
     following = asyncio.create_task(watcher.run())
     with open_listener("127.0.0.1", port) as listener:
         await server.serve(sockets=[listener])
+    await evacuation.close()
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     await links.close()
