@@ -32,7 +32,7 @@ from segue.cluster.config import SegueConfig
 from segue.cluster.launcher import ControllerSettings, LocatorConfig
 
 TOKEN = "cluster-token-of-tests"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 POLL_SECONDS = 0.05
 SPARE_SOCKETS = 2
 WORKERS = {"prefill": "prefill-0", "decode": "decode-0"}
@@ -70,6 +70,7 @@ class FaultFleet:
     url: str
     network: Network
     programs: dict[str, _Program]
+    client: httpx.AsyncClient
     plans: dict[str, PlanFile] = field(default_factory=dict)
     first_sockets: dict[int, int] = field(default_factory=dict)  # by pid
 
@@ -90,8 +91,7 @@ class FaultFleet:
         return ask(self.url, prompt, num_tokens)
 
     async def status(self) -> dict[str, Any]:
-        async with httpx.AsyncClient(timeout=10, verify=False) as client:
-            response = await client.get(f"{self.url}/debug/status")
+        response = await self.client.get(f"{self.url}/debug/status")
         if response.status_code != 200:
             raise RuntimeError(f"status {response.status_code}: {response.text}")
         body: dict[str, Any] = response.json()
@@ -193,7 +193,9 @@ async def fault_fleet(
         )
         for name, argument in arguments.items()
     }
-    fleet = FaultFleet(folder, f"http://127.0.0.1:{port}", Network(lambda: fleet.pids()), programs)
+    network = Network(lambda: fleet.pids())
+    client = httpx.AsyncClient(timeout=10, verify=False)
+    fleet = FaultFleet(folder, f"http://127.0.0.1:{port}", network, programs, client)
     try:
         await _advertise(fleet, config, model_folder)
         for each in programs.values():
@@ -207,7 +209,8 @@ async def fault_fleet(
         for each in programs.values():
             await each.stop()
         await NurseryLauncher(nursery, folder).stop_all(0.0)
-        await fleet.network.close()
+        await network.close()
+        await client.aclose()
 
 
 async def _advertise(fleet: FaultFleet, config: SegueConfig, model_folder: Path) -> None:

@@ -32,6 +32,7 @@ from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport
 from segue.kvtransfer.probe_area import ProbeArea, area_bytes
 from segue.kvtransfer.receiver import Receiver
+from segue.kvtransfer.transport import Transport
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
 from segue.workers.batch import PackedBatch
@@ -200,6 +201,8 @@ class NodeKind:
     engine: type[Engine] = Engine
     absence_s: float = 10.0
     stalled_after_s: float = 60.0
+    receiver: type[Receiver] = Receiver
+    transport: Callable[[LoopbackFabric, str], Transport] = LoopbackTransport
 
 
 async def start_node(
@@ -224,13 +227,13 @@ async def start_node(
         StepExecution(runner, runner.checksums if transfer.checksum else None),
         say,
     )
-    transport = LoopbackTransport(fabric, identity.incarnation)
+    transport = kind.transport(fabric, identity.incarnation)
     area = ProbeArea(
         torch.from_numpy(runner.spare_bytes), runner.layout.num_bytes, identity.incarnation
     )
     allocation = runner.allocation
     metadata = transport.register(allocation.ctypes.data, allocation.nbytes, "cpu")
-    receiver = Receiver(transport, runner.layout, runner.region, area=area)
+    receiver = kind.receiver(transport, runner.layout, runner.region, area=area)
     fingerprint = runner.layout.fingerprint()
     facts = WorkerFacts(role, fingerprint, metadata, num_blocks, runner.layout.block_bytes)
     peers = Peers(identity, fingerprint, TOKEN, transfer)
