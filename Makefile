@@ -4,6 +4,7 @@
 #   make bench-scheduler                       what a step costs beside the model, in microseconds
 #   make bench-transfer                        reading KV blocks from a process, beside NIXL alone
 #   make faults [ARGS="--only decode"]         every cell of the fault matrix, as a table
+#   make soak [MINUTES=10]                     traffic while workers are killed; last line: JSON
 #   make check                                 format, lint, both type checkers, tests
 #   make proto                                 regenerate cluster/rpc/serving_pb2*
 #   make readme                                rewrite the tree of files in README.md
@@ -12,6 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?=
 ARGS ?=
+MINUTES ?= 10
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -20,7 +22,7 @@ STAMP := $(VENV)/.installed
 WHOLE := tests/end_to_end tests/faults
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test faults check bench-scheduler bench-transfer proto readme clean
+.PHONY: install serve test faults soak check bench-scheduler bench-transfer proto readme clean
 
 install: $(STAMP)
 
@@ -46,6 +48,9 @@ endif
 
 faults: $(STAMP)
 	$(BIN)/python tests/support/fault_course.py $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python tests/support/soak.py --minutes $(MINUTES) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
