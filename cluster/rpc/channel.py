@@ -69,6 +69,10 @@ class RpcChannel:
             if stranger or isinstance(typed, ConnectionLost):
                 self._on_broken()
             raise typed from error
+        except grpc.aio.UsageError as error:
+            raise ConnectionLost(f"the channel is closed: {error}") from error
+        except asyncio.CancelledError as error:
+            raise _unless_we_are_cancelled(error) from None
 
     def stream(
         self,
@@ -127,5 +131,16 @@ async def _messages(
         raise DeadlineExceeded(f"no message for {silence_s} s") from error
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from error
+    except asyncio.CancelledError as error:
+        raise _unless_we_are_cancelled(error) from None
     finally:
         call.cancel()
+
+
+def _unless_we_are_cancelled(error: asyncio.CancelledError) -> BaseException:
+    """A channel that is closed cancels its calls, which must not pass for a cancellation of
+    whoever waits for one: that one would end as if it had been told to, without a word."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return error
+    return ConnectionLost("the channel was closed")

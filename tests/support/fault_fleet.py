@@ -125,13 +125,14 @@ class FaultFleet:
             await asyncio.sleep(POLL_SECONDS)
 
     async def ready(self, timeout_s: float = START_SECONDS) -> dict[str, dict[str, Any]]:
-        """Both workers serve, under the processes that run now, and know each other."""
+        """Both workers serve, under the processes that run now, and everybody is connected."""
 
         def serving(workers: dict[str, dict[str, Any]]) -> bool:
             prefill, decode = (workers[worker_id] for worker_id in WORKERS.values())
             return (
                 prefill["incarnation"] in decode["sources"]
                 and all(worker["pid"] == self.pid(worker["id"]) for worker in (prefill, decode))
+                and not any(worker["reason"] for worker in (prefill, decode))
                 and all(worker["gauges"] for worker in (prefill, decode))
             )
 

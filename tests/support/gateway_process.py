@@ -41,14 +41,16 @@ async def serve(folder: Path, port: int) -> None:
 
     async def status() -> dict[str, object]:
         view = await metrics.refreshed(watcher.view)
-        return status_report(view, watcher.age_seconds, watcher.trouble)
+        return status_report(view, watcher.age_seconds, watcher.trouble, links.usable)
 
     app = create_app(
         generator=journeys,
         card=model.card,
         model_folder=model.folder,
         config=settings.config.gateway,
-        readiness=lambda: readiness(watcher.view, watcher.age_seconds, watcher.trouble),
+        readiness=lambda: readiness(
+            watcher.view, watcher.age_seconds, watcher.trouble, links.usable
+        ),
         metrics_text=lambda: metrics.text(watcher.view),
         status=status,
     )

@@ -14,6 +14,7 @@ import pytest
 from segue.cluster.errors import (
     AttemptFailed,
     ConfigurationError,
+    ConnectionLost,
     DeadlineExceeded,
     FailureKind,
     InternalError,
@@ -162,6 +163,40 @@ async def test_unexpected_exception_is_told_without_its_traceback() -> None:
     stub = pb_grpc.WorkerStub(channel.raw)
     with pytest.raises(InternalError, match="KeyError"):
         await channel.unary(stub.Submit, pb.SubmitRequest(), deadline_s=5)
+    await channel.close()
+    await server.stop()
+
+
+async def test_closing_a_channel_cancels_its_calls_but_nobody_who_waits_for_one() -> None:
+    """Who waited would end as if it had been cancelled itself, and tell nobody."""
+    server = await serve(Failing(TimeoutError()))
+    channel = open_channel(server.address, "right")
+    stub = pb_grpc.WorkerStub(channel.raw)
+    frames = channel.stream(stub.Frames, pb.FramesRequest(), silence_s=None)
+    assert (await anext(frames)).sequence == 1
+    waiting = [
+        asyncio.ensure_future(channel.unary(stub.Abort, pb.AbortRequest(), deadline_s=20)),
+        asyncio.ensure_future(anext(frames)),
+    ]
+    await asyncio.sleep(0.2)
+    await channel.close()
+    for call in waiting:
+        with pytest.raises(ConnectionLost):
+            await call
+    with pytest.raises(ConnectionLost):
+        await channel.unary(stub.Abort, pb.AbortRequest(), deadline_s=5)
+    await server.stop()
+
+
+async def test_a_caller_that_is_cancelled_is() -> None:
+    server = await serve(Failing(TimeoutError()))
+    channel = open_channel(server.address, "right")
+    stub = pb_grpc.WorkerStub(channel.raw)
+    call = asyncio.ensure_future(channel.unary(stub.Abort, pb.AbortRequest(), deadline_s=20))
+    await asyncio.sleep(0.1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
     await channel.close()
     await server.stop()
 
