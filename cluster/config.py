@@ -16,6 +16,7 @@ from segue.cluster.yaml_file import read_yaml
 
 BUNDLED_MODEL = "smollm2-135m"
 Role = Literal["prefill", "decode", "both"]
+LadderName = Literal["full", "no_local_prefill", "no_local_decode", "pairs_only"]
 # A pool's name is a Ray resource and a metrics label; lower case keeps it off Ray's CPU and GPU.
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=40)]
 RAY_RESOURCES = frozenset({"memory", "object_store_memory"})
@@ -64,6 +65,13 @@ class RecoveryConfig(Section):
     )
     worker_wait_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long a started request waits for any worker to come back"
+    )
+    ladder: LadderName = Field(
+        default="full",
+        description="what a request may fall back to when there is no pair of workers for it: a "
+        "decode worker that reads the prompt itself, then a prefill worker that writes the answer; "
+        "without the first, without the second, or neither. At the end of the ladder it is "
+        "answered 503 with Retry-After",
     )
 
 

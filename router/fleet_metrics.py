@@ -205,7 +205,9 @@ class _Fleet(Collector):
 
     def _journey(self) -> Iterator[Metric]:
         rungs = CounterMetricFamily(
-            "segue_journey_attempts", "Attempts by rung of the ladder.", labels=("rung",)
+            "segue_journey_attempts",
+            "Attempts by rung of the ladder, and requests refused at its end.",
+            labels=("rung",),
         )
         for rung, count in self._journeys.rungs.items():
             rungs.add_metric((rung,), count)

@@ -33,7 +33,7 @@ from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.router.flight import Flight
 from segue.router.generation import TokensEvent
 from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
-from segue.router.policy import Binding, Load, choose
+from segue.router.policy import Binding, Load, Rung, choose, refusal
 from segue.router.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -112,22 +112,29 @@ class Journeys:
 
     async def _bind(self, progress: Progress) -> Binding:
         """Choose workers, and wait for some if the request has begun."""
-        binding = choose(self.ready(self._watcher.view), self.load, progress.failed_on)
+        binding = self._choose(progress)
         if binding is None and progress.tries > 1:
             logger.warning("%s waits for a worker to come back", progress.request.request_id)
             binding = await self._wait_for_workers(progress, self._recovery.worker_wait_s)
         elif binding is None and self._watcher.view.ready_workers():
             binding = await self._wait_for_workers(progress, LINK_SECONDS)
         if binding is None:
-            raise Unavailable("no worker is ready to serve this model")
-        self.counters.rungs[binding.rung.value] += 1
+            self.counters.rungs[Rung.REFUSED.value] += 1
+            ready = self.ready(self._watcher.view)
+            raise Unavailable(refusal(ready, self._recovery.ladder))
+        again = binding.rung is Rung.DISAGGREGATED and progress.tries > 1
+        self.counters.rungs[Rung.OTHER_PAIR.value if again else binding.rung.value] += 1
         return binding
+
+    def _choose(self, progress: Progress) -> Binding | None:
+        ready = self.ready(self._watcher.view)
+        return choose(ready, self.load, progress.failed_on, self._recovery.ladder)
 
     async def _wait_for_workers(self, progress: Progress, seconds: float) -> Binding | None:
         end = min(self._clock() + seconds, progress.deadline)
         while self._clock() < end:
             await asyncio.sleep(0.05)  # links open a moment after the view lists their worker
-            binding = choose(self.ready(self._watcher.view), self.load, progress.failed_on)
+            binding = self._choose(progress)
             if binding is not None:
                 return binding
         return None
@@ -225,6 +232,7 @@ class Journeys:
         if not error.retryable:
             raise error
         if progress.tries >= self._recovery.max_attempts:
+            self.counters.rungs[Rung.REFUSED.value] += 1
             message = f"gave up after {progress.tries} attempts; the last one: {error.message}"
             raise Unavailable(message) from error
 

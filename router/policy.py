@@ -1,8 +1,9 @@
 """Chooses who reads a prompt and who writes the answer. Pure: no clock, no I/O.
 
-The ladder, best rung first: a prefill and a decode worker; else whoever is left does both. A
-colocated pool (role `both`) competes with pairs by load. A request that failed on a worker goes
-down the ladder before it goes back there. Two workers whose preflight failed are never paired.
+The ladder, best rung first: a prefill and a decode worker; else whoever is left does both, if the
+named ladder has that rung. A colocated pool (role `both`) competes with pairs by load. A request
+that failed on a worker goes down the ladder before it goes back there. Two workers whose preflight
+failed are never paired.
 """
 
 from collections import Counter
@@ -10,16 +11,29 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from segue.cluster.config import Role
+from segue.cluster.config import LadderName, Role
 from segue.cluster.fleet import WorkerView
 from segue.cluster.identity import WorkerIdentity
 
 
 class Rung(StrEnum):
+    """What an attempt is counted as; a label of metrics."""
+
     DISAGGREGATED = "disaggregated"
+    OTHER_PAIR = "other_pair"  # the same after a failed attempt
     COLOCATED = "colocated"  # a worker whose role is to do both
     PREFILL_ON_DECODE = "prefill_on_decode"  # no prefill worker: the decode worker reads too
     DECODE_ON_PREFILL = "decode_on_prefill"  # no decode worker: the prefill worker goes on
+    REFUSED = "refused"  # the end of the ladder: 503, or an error in a stream that has begun
+
+
+# Which workers that are made for one half may do both.
+LADDERS: dict[LadderName, frozenset[Rung]] = {
+    "full": frozenset({Rung.PREFILL_ON_DECODE, Rung.DECODE_ON_PREFILL}),
+    "no_local_prefill": frozenset({Rung.DECODE_ON_PREFILL}),
+    "no_local_decode": frozenset({Rung.PREFILL_ON_DECODE}),
+    "pairs_only": frozenset(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +80,26 @@ def _subtract(counter: Counter[WorkerIdentity], identity: WorkerIdentity, amount
 
 
 def choose(
-    ready: Iterable[WorkerView], load: Load, avoid: Collection[WorkerIdentity] = ()
+    ready: Iterable[WorkerView],
+    load: Load,
+    avoid: Collection[WorkerIdentity] = (),
+    ladder: LadderName = "full",
 ) -> Binding | None:
-    """The best binding among `ready` workers; those in `avoid` only if nobody else is there."""
+    """The best binding among `ready` workers; those in `avoid` only if nobody else will do."""
     workers = sorted(ready, key=lambda worker: worker.identity.worker_id)
     preferred = [worker for worker in workers if worker.identity not in avoid]
-    return _best(preferred or workers, load)
+    return _best(preferred, load, LADDERS[ladder]) or _best(workers, load, LADDERS[ladder])
+
+
+def refusal(ready: Collection[WorkerView], ladder: LadderName) -> str:
+    """Why `choose` finds nobody, for the client."""
+    if not ready:
+        return "no worker is ready to serve this model"
+    roles = {worker.role for worker in ready}
+    missing = {"prefill": "no prefill", "decode": "no decode"}
+    lacks = [words for role, words in missing.items() if role not in roles]
+    why = f"{' and '.join(lacks)} worker is ready" if lacks else "no two workers can exchange KV"
+    return f"{why}, and gateway.recovery.ladder is {ladder}: the others do not stand in"
 
 
 def _is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
@@ -93,7 +121,7 @@ def choose_writer(ready: Iterable[WorkerView], load: Load, source: WorkerView) -
     )
 
 
-def _best(workers: list[WorkerView], load: Load) -> Binding | None:
+def _best(workers: list[WorkerView], load: Load, rungs: Collection[Rung]) -> Binding | None:
     def by_context(worker: WorkerView) -> tuple[int, int]:
         me = worker.identity
         return load.context_tokens[me], load.answers[me]
@@ -121,8 +149,8 @@ def _best(workers: list[WorkerView], load: Load) -> Binding | None:
             return Binding(prefill, decode, Rung.DISAGGREGATED)
     if both is not None:
         return Binding(both, None, Rung.COLOCATED)
-    if decode is not None:
+    if decode is not None and Rung.PREFILL_ON_DECODE in rungs:
         return Binding(decode, None, Rung.PREFILL_ON_DECODE)
-    if prefill is not None:
+    if prefill is not None and Rung.DECODE_ON_PREFILL in rungs:
         return Binding(prefill, None, Rung.DECODE_ON_PREFILL)
     return None

@@ -268,3 +268,23 @@ async def test_the_next_rung_avoids_whose_fault_it_was(
         worker.say(AttemptId("r", 2), 3, 50, finish=FinishReason.STOP)
     await answer.end()
     assert answer.tokens == [50]
+
+
+async def test_at_the_end_of_a_named_ladder_the_request_is_refused() -> None:
+    rig = Rig(max_attempts=4, worker_wait_s=0.3, ladder="pairs_only")
+    async with scripted_worker("prefill") as prefill, scripted_worker("decode") as decode:
+        await rig.connect(prefill, decode)
+        answer = rig.ask()
+        await until(lambda: prefill.submitted)
+        prefill.say(AttemptId("r", 1), 3, failure=Failure(FailureKind.PEER_LOST, "no peer"))
+        await until(lambda: len(prefill.submitted) == 2)  # rather than the prefill worker alone
+        assert prefill.submitted[1][1] is not None
+        rig.show(prefill)
+        prefill.say(AttemptId("r", 2), 3, failure=Failure(FailureKind.PEER_LOST, "no peer"))
+        with pytest.raises(Unavailable, match="no decode worker is ready.*pairs_only") as caught:
+            await answer.end()
+        assert caught.value.retry_after_seconds > 0
+        with pytest.raises(Unavailable, match="no decode worker is ready"):
+            await rig.ask("s").end()
+        assert rig.journeys.counters.rungs == {"disaggregated": 1, "other_pair": 1, "refused": 2}
+    await rig.close()

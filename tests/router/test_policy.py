@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.cluster.config import Role
+from segue.cluster.config import LadderName, RecoveryConfig, Role
 from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus
-from segue.router.policy import Load, Rung, choose, choose_writer
+from segue.router.policy import LADDERS, Load, Rung, choose, choose_writer, refusal
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
@@ -163,6 +165,56 @@ def test_the_ladder() -> None:
     assert rung(prefill, decode, avoid=(decode,)) is Rung.DECODE_ON_PREFILL
     assert rung(prefill, decode, both, avoid=(decode,)) is Rung.COLOCATED
     assert rung(prefill, decode, avoid=(prefill, decode)) is Rung.DISAGGREGATED
+
+
+def test_every_configurable_ladder_exists() -> None:
+    assert set(get_args(LadderName)) == set(LADDERS)
+    assert RecoveryConfig().ladder == "full"
+
+
+@pytest.mark.parametrize(
+    ("ladder", "alone_with_decode", "alone_with_prefill"),
+    [
+        ("full", Rung.PREFILL_ON_DECODE, Rung.DECODE_ON_PREFILL),
+        ("no_local_prefill", None, Rung.DECODE_ON_PREFILL),
+        ("no_local_decode", Rung.PREFILL_ON_DECODE, None),
+        ("pairs_only", None, None),
+    ],
+)
+def test_a_named_ladder_lacks_rungs(
+    ladder: LadderName, alone_with_decode: Rung | None, alone_with_prefill: Rung | None
+) -> None:
+    prefill, decode = worker("prefill"), worker("decode")
+    found = [choose([w], Load(), (), ladder) for w in (decode, prefill)]
+    rungs = [binding.rung if binding else None for binding in found]
+    assert rungs == [alone_with_decode, alone_with_prefill]
+    # Rather than standing in, they are tried once more where they failed.
+    avoid = [prefill.identity]
+    binding = choose([prefill, decode], Load(), avoid, ladder)
+    assert binding is not None
+    assert binding.rung is (alone_with_decode or Rung.DISAGGREGATED)
+
+
+@given(situations(), st.sampled_from(sorted(LADDERS)))
+def test_no_ladder_is_left_by_a_step_that_it_lacks(
+    situation: tuple[list[WorkerView], Load, set[WorkerIdentity]], ladder: LadderName
+) -> None:
+    ready, load, avoid = situation
+    binding = choose(ready, load, avoid, ladder)
+    always = {Rung.DISAGGREGATED, Rung.COLOCATED}
+    assert binding is None or binding.rung in always | LADDERS[ladder]
+    roles = {w.role for w in ready}
+    if "both" in roles or {"prefill", "decode"} <= roles:
+        assert binding is not None
+
+
+def test_a_refusal_says_what_is_missing_and_which_policy_refuses() -> None:
+    assert refusal([], "full") == "no worker is ready to serve this model"
+    alone = refusal([worker("prefill")], "no_local_decode")
+    assert alone.startswith("no decode worker is ready") and "no_local_decode" in alone
+    decode = refusing(worker("decode"), worker("prefill"))
+    apart = refusal([worker("prefill"), decode], "pairs_only")
+    assert apart.startswith("no two workers can exchange KV") and "pairs_only" in apart
 
 
 def test_another_prefill_worker_comes_before_local_prefill() -> None:

@@ -34,7 +34,7 @@ class Answer:
 class Rig:
     """A gateway without HTTP, and scripted workers that it is shown."""
 
-    def __init__(self, timeout_s: float = 10.0, **recovery: float) -> None:
+    def __init__(self, timeout_s: float = 10.0, **recovery: float | str) -> None:
         self.watcher = FleetWatcher(StaticLocator("127.0.0.1:1"), TOKEN)
         self.links = WorkerLinks("gateway", TOKEN)
         self.journeys = Journeys(
