@@ -119,7 +119,7 @@ class Engine:
             self._outcome.ended.append(Ended(sequence, None, failure))
             return
         self._sequences[sequence.attempt] = sequence
-        if sequence.hands_off:
+        if sequence.decode_peer is not None:
             self._announced[sequence.attempt] = num_known_blocks
         if not self.cache.can_ever_fit(sequence):
             tokens = self.cache.final_tokens(sequence)
@@ -286,12 +286,13 @@ class Engine:
         """One more token of every row; only those whose last one it was are looked at."""
         rows = self.scheduler.generation
         finished = rows.advance(tokens)
+        finishes = dict(finished)
         self._outcome.generated = GeneratedTokens(
-            rows.sequences, rows.positions[: len(rows)].copy(), tokens, dict(finished)
+            rows.sequences, rows.positions[: len(rows)].copy(), tokens, finishes
         )
         self.counters.generated_tokens += len(rows)
         if finished:
-            self._leave(*dict(finished))
+            self._leave(*finishes)
             for sequence, _ in finished:
                 self.scheduler.note_answer(sequence)
             self._outcome.ended += [Ended(sequence, finish) for sequence, finish in finished]

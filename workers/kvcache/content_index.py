@@ -7,6 +7,7 @@ forgets all below it, because their KV is useless without it.
 
 from collections.abc import Iterable
 
+from segue.cluster.block_hash import WORD_BYTES
 from segue.workers.kvcache.block_pool import BlockPool, BlockState, OutOfBlocks
 from segue.workers.kvcache.copy_queue import CopyQueue
 from segue.workers.kvcache.events import EventLog, Snapshot, StoredBlock, Tier
@@ -22,6 +23,7 @@ class ContentIndex:
         self, pool: BlockPool, block_size: int, policy: ReusePolicy, statistics: CacheStatistics
     ) -> None:
         self.tree = RadixTree(block_size)
+        self._piece_bytes = block_size * WORD_BYTES
         self.host = HostTier(policy.num_host_slots)
         self.copies = CopyQueue(pool)
         self.events = EventLog(policy.event_capacity)
@@ -42,24 +44,26 @@ class ContentIndex:
 
     def _make_room(self, count: int) -> None:
         """Free idle blocks until `count` are free: content moves to the host or is forgotten."""
-        pool, nodes = self._pool, self._nodes
+        pool, nodes, is_told = self._pool, self._nodes, self.events.is_on
         if count > pool.num_available:
             raise OutOfBlocks(f"{count} blocks wanted, {pool.num_available} available")
         while (missing := count - pool.num_free) > 0:
             if self.host.num_slots and self._offload_victim():
                 continue
             victims = pool.reclaim(1 if self.host.num_slots else missing)
-            idle = [nodes[block_id] for block_id in victims]
-            for block_id, node in zip(victims, idle, strict=True):
+            parents: list[Node] = []
+            for block_id in victims:
+                node = nodes[block_id]
                 assert node is not None
                 nodes[block_id] = node.block_id = None
-            for node in idle:
-                if node is not None and node.parent is not None:  # else it went with another one
-                    if node.is_leaf and not self.events.is_on:
-                        self.tree.detach_leaf(node)
-                        self._statistics.forgotten += 1
-                    else:
-                        self.forget(node)
+                if node.is_leaf and not is_told:
+                    self.tree.detach_leaf(node)
+                    self._statistics.forgotten += 1
+                else:
+                    parents.append(node)
+            for node in parents:
+                if node.parent is not None:  # else it went with another one
+                    self.forget(node)
 
     def _offload_victim(self) -> bool:
         victim = self._pool.victim()
@@ -79,22 +83,22 @@ class ContentIndex:
         Content that is on the device already stays where it is, and the block unpublished;
         content on the host comes to lie in the block. Returns the last piece's node.
         """
-        stored: list[StoredBlock] = []
+        size, pool = self._piece_bytes, self._pool
+        fresh: list[tuple[Node, Node]] = []
         for piece, block_id in pieces:
-            node = self.tree.put(parent, piece)
+            node = parent.put(piece, len(piece) == size)
             if node.block_id is None:
-                if node.slot is None:
-                    if self.events.is_on and node.key is not None and parent.key is not None:
-                        priority = self._pool.priority(block_id)
-                        stored.append(StoredBlock(node.key, parent.key, Tier.DEVICE, priority))
-                    self._place(node, block_id)
-                else:
+                pool.know_content(block_id)
+                node.block_id = block_id
+                self._nodes[block_id] = node
+                if node.slot is not None:
                     self.host.drop(node)
-                    self._place(node, block_id)
                     self._tell_update(node)
+                elif self.events.is_on:
+                    fresh.append((parent, node))
             parent = node
-        if stored:
-            self.events.stored(stored)
+        if fresh:
+            self._tell_stored(fresh)
         return parent
 
     def claim(self, node: Node) -> None:
@@ -229,6 +233,16 @@ class ContentIndex:
         if node.slot is None:
             raise ValueError("the node has no place")
         return Tier.HOST, self.host.retention(node.slot)[0]
+
+    def _tell_stored(self, fresh: list[tuple[Node, Node]]) -> None:
+        """Of each new node behind its parent; partial ones have no key and are not told of."""
+        stored = [
+            StoredBlock(node.key, parent.key, *self._place_of(node))
+            for parent, node in fresh
+            if node.key is not None and parent.key is not None
+        ]
+        if stored:
+            self.events.stored(stored)
 
     def _tell_update(self, node: Node) -> None:
         if node.key is not None and self.events.is_on:

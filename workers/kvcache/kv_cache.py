@@ -6,7 +6,6 @@ block it was promised. Idle cached blocks are available, hence give no credit.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from segue.cluster.block_hash import KeyScope
 from segue.cluster.retention import NOTHING_SPECIAL
@@ -24,13 +23,8 @@ from segue.workers.sequence import Sequence
 __all__ = ["KVCache", "PrefixMatch"]
 
 
-class Admission(NamedTuple):
-    """As the parameters of `KVCache.admit`."""
-
-    sequence: Sequence
-    total_tokens: int
-    landing: bool = False
-    matched: PrefixMatch | None = None
+# The parameters of `KVCache.admit`: sequence, total_tokens, landing, matched.
+Admission = tuple[Sequence, int, bool, PrefixMatch | None]
 
 
 class KVCache:
@@ -98,7 +92,7 @@ class KVCache:
         covers `total_tokens`; None: the whole answer; 0: nothing beyond the tokens known now.
         """
         total = self.final_tokens(sequence) if total_tokens is None else total_tokens
-        return bool(self.admit_all([Admission(sequence, total, landing, matched)]))
+        return bool(self.admit_all([(sequence, total, landing, matched)]))
 
     def admit_all(self, admissions: Iterable[Admission]) -> int:
         """Admit them in order up to the first one that does not fit; returns how many."""

@@ -35,7 +35,7 @@ NO_MATCH = PrefixMatch()
 
 
 def match_prefix(
-    root: Node | None,
+    root: Node,
     tree: RadixTree,
     words: bytes,
     block_size: int,
@@ -43,8 +43,6 @@ def match_prefix(
     part_allowed: Callable[[Node], bool] | None,
 ) -> PrefixMatch:
     """`words`: the tokens, in the tree below `root`. `part_allowed` None: whole blocks only."""
-    if root is None or not root.leads_to(words):
-        return NO_MATCH
     size, usable = block_size * WORD_BYTES, len(words) - WORD_BYTES
     nodes = tree.walk(root, words, usable)
     start = len(nodes) * size

@@ -32,11 +32,14 @@ class PrefixReuse:
         """Find reusable leading tokens, in whole blocks only if so wanted. Changes nothing."""
         if not self._policy.enabled:
             return NO_MATCH
-        tree = self._content.tree
+        tree, words = self._content.tree, sequence.words
+        root = tree.root(self._publication.root_key(sequence.request.cache_salt))
+        if root is None or not root.leads_to(words):
+            return NO_MATCH
         return match_prefix(
-            tree.root(self._publication.root_key(sequence.request.cache_salt)),
+            root,
             tree,
-            sequence.words,
+            words,
             self._block_size,
             self._pool.is_idle,
             self._part_allowed if self._policy.partial and not whole_blocks else None,

@@ -56,11 +56,6 @@ class RadixTree:
                 return child, shared
         return None
 
-    def put(self, parent: Node, piece: bytes) -> Node:
-        """The child with these tokens; a new one has no place yet. A piece of fewer tokens than a
-        block makes a partial one."""
-        return parent.put(piece, len(piece) == self._piece_bytes)
-
     def detach(self, node: Node) -> list[Node]:
         """Take a node and all below it out of the tree; returns them, parents first."""
         removed = [node] if node.is_leaf else list(_subtree(node))

@@ -7,7 +7,7 @@ only by those of priority p - n that arrived at most n * ageing_seconds after it
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from segue.workers.sequence import Sequence
 
@@ -63,6 +63,16 @@ class RankedQueue:
             return False
         del entries[index]
         return True
+
+    def take_all(self, sequences: Collection[Sequence]) -> None:
+        """`discard` of each; all that are here, most often."""
+        if len(sequences) == len(self._entries) and all(
+            entry[2] is sequence for entry, sequence in zip(self._entries, sequences, strict=True)
+        ):
+            self._entries.clear()
+            return
+        for sequence in sequences:
+            self.discard(sequence)
 
     def _find(self, sequence: Sequence) -> int | None:
         entries = self._entries

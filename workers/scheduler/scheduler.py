@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from segue.cluster.identity import AttemptId
 from segue.workers.generation_batch import GenerationBatch
-from segue.workers.kvcache.kv_cache import Admission, KVCache
+from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.scheduler.capacity import CapacityDecision, CapacityPolicy, CapacityView
 from segue.workers.scheduler.capacity_guaranteed_no_evict import GuaranteedNoEvict
 from segue.workers.scheduler.delay_for_reuse import DelayForReuse
@@ -213,7 +213,7 @@ class Scheduler:
         counts = cache.statistics
         evicted = -counts.forgotten - counts.offloaded
         fitted = cache.admit_all(
-            Admission(s, policy.tokens_to_promise(s, cache), s.lands, matches.get(s))
+            (s, policy.tokens_to_promise(s, cache), s.lands, matches.get(s))
             for s in decision.admitted
         )
         evicted += counts.forgotten + counts.offloaded
@@ -222,16 +222,16 @@ class Scheduler:
             held = [Decision(s.attempt, Reason.NO_BLOCKS) for s in decision.admitted[fitted:]]
         admitted = decision.admitted[:fitted]
         reservations: list[Sequence] = []
+        self.waiting.take_all(admitted)
         for sequence in admitted:
             attempt = sequence.attempt
-            self.waiting.discard(sequence)
             self.held.pop(attempt, None)
             if sequence.num_pauses:
                 news.append(Decision(attempt, Reason.RESUMED))
             else:
                 news.append(Decision(attempt, Reason.ADMITTED))
                 sequence.num_reused = sequence.num_cached
-            if sequence.lands:
+            if sequence.source is not None and sequence.lands:
                 sequence.phase = Phase.LANDING
                 self.landing[sequence] = None
                 self.held[attempt] = Reason.WAITING_FOR_KV
