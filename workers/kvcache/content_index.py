@@ -5,7 +5,7 @@ Every node of the tree has its KV in one place: a device block or a host slot. F
 forgets all below it, because their KV is useless without it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from segue.cluster.block_hash import WORD_BYTES
 from segue.workers.kvcache.block_pool import BlockPool, BlockState, OutOfBlocks
@@ -77,17 +77,26 @@ class ContentIndex:
         block_id = node.block_id
         return block_id is not None and self._pool.state(block_id) is BlockState.CACHED
 
-    def store(self, parent: Node, pieces: Iterable[tuple[bytes, int]]) -> Node:
-        """Make blocks findable, each with its piece of tokens, one below the other.
+    def store(
+        self, parent: Node, words: bytes, block_ids: Sequence[int], start: int, end: int
+    ) -> Node:
+        """Make blocks findable, one below the other: `block_ids[start:]`, which hold the tokens
+        up to `words[:end]` (bytes). A last one that is not whole is left out if its tokens are
+        findable already.
 
         Content that is on the device already stays where it is, and the block unpublished;
         content on the host comes to lie in the block. Returns the last piece's node.
         """
         size, pool = self._piece_bytes, self._pool
         fresh: list[tuple[Node, Node]] = []
-        for piece, block_id in pieces:
-            node = parent.put(piece, len(piece) == size)
+        for first in range(start * size, end, size):
+            piece = words[first : min(first + size, end)]
+            is_full = len(piece) == size
+            if not is_full and not parent.is_leaf and self._covers(parent, piece):
+                break
+            node = parent.put(piece, is_full)
             if node.block_id is None:
+                block_id = block_ids[first // size]
                 pool.know_content(block_id)
                 node.block_id = block_id
                 self._nodes[block_id] = node
@@ -100,6 +109,11 @@ class ContentIndex:
         if fresh:
             self._tell_stored(fresh)
         return parent
+
+    def _covers(self, parent: Node, piece: bytes) -> bool:
+        """All tokens of the piece are the first ones of some child."""
+        found = self.tree.best_partial(parent, piece, lambda node: True)
+        return found is not None and found[1] * WORD_BYTES == len(piece)
 
     def claim(self, node: Node) -> None:
         """A sequence holds the content from now on; on the host it waits for `onboard`."""

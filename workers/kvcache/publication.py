@@ -34,9 +34,8 @@ class Publication:
         """Make the whole blocks among the computed tokens findable."""
         start, end = sequence.num_published, sequence.num_computed // self._block_size
         if start < end:
-            parent = self._last_published(sequence)
-            pieces = self._pieces(sequence, start, end)
-            sequence.num_published, sequence.last_node = end, self._content.store(parent, pieces)
+            node = self._store(sequence, start, end * self._piece_bytes)
+            sequence.num_published, sequence.last_node = end, node
 
     def publish_end(self, sequence: Sequence, with_part: bool) -> None:
         """Make all that is computed findable; a last block that is not whole unless its tokens
@@ -44,40 +43,20 @@ class Publication:
 
         Only when the sequence ends: what is published is not written to any more.
         """
-        start, computed = sequence.num_published, sequence.num_computed
-        end = computed // self._block_size
-        first = end * self._piece_bytes
-        part = sequence.words[first : computed * WORD_BYTES] if with_part else b""
-        if start == end and not part:
+        if not with_part:
+            self.publish_whole(sequence)
             return
-        parent = self._last_published(sequence)
-        if start < end:
-            parent = self._content.store(parent, self._pieces(sequence, start, end))
-            sequence.num_published, sequence.last_node = end, parent
-        if part:
-            if not parent.is_leaf:
-                known = self._content.tree.best_partial(parent, part, _any)
-                if known is not None and known[1] * WORD_BYTES == len(part):
-                    return
-            self._content.store(parent, ((part, sequence.block_ids[end]),))
+        start, end = sequence.num_published, sequence.num_computed * WORD_BYTES
+        if start * self._piece_bytes < end:
+            self._store(sequence, start, end)
 
-    def _last_published(self, sequence: Sequence) -> Node:
-        """The node of the last published block. If that was forgotten meanwhile (it may have been
-        another sequence's block), the sequence's own blocks become findable instead."""
-        tree, node = self._content.tree, sequence.last_node
-        if node is not None and node.parent is not None:
-            return node
-        root = tree.grow_root(self.root_key(sequence.request.cache_salt))
-        if not sequence.num_published:
-            return root
-        return self._content.store(root, self._pieces(sequence, 0, sequence.num_published))
-
-    def _pieces(self, sequence: Sequence, start: int, end: int) -> list[tuple[bytes, int]]:
-        words, size, block_ids = sequence.words, self._piece_bytes, sequence.block_ids
-        if end == start + 1:
-            return [(words[start * size : end * size], block_ids[start])]
-        return [(words[i * size : (i + 1) * size], block_ids[i]) for i in range(start, end)]
-
-
-def _any(node: Node) -> bool:
-    return True
+    def _store(self, sequence: Sequence, start: int, end: int) -> Node:
+        """Blocks from `start` on, behind the last published one, up to `words[:end]`. If that one
+        was forgotten meanwhile (it may have been another sequence's block), the sequence's own
+        blocks become findable instead."""
+        content, node = self._content, sequence.last_node
+        words, block_ids = sequence.words, sequence.block_ids
+        if node is None or node.parent is None:
+            node = content.tree.grow_root(self.root_key(sequence.request.cache_salt))
+            start = 0
+        return content.store(node, words, block_ids, start, end)
