@@ -170,8 +170,8 @@ async def test_sigterm_while_a_prefill_worker_hands_over(
     await fleet.ready(3)
     leaver = fleet.worker("prefill")
     stream = Stream(fleet, "handing", 1)
-    await until(lambda: "handing" in fleet.journeys.running)
-    await asyncio.sleep(0.1)
+    while not any(s.gauges["attempts"] for s in await fleet.statuses() if s.role == "prefill"):
+        assert not stream.task.done()
     os.kill(leaver.pid, signal.SIGTERM)
     assert (await stream.task).tokens == undisturbed
     await has_left(fleet, leaver)
