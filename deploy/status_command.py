@@ -84,7 +84,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     table.add_column("restarts", justify="right")
     for name in ("running", "waiting", "free", "cached", "owned", "leased", "landing", "total"):
         table.add_column(name, justify="right")
-    for name in ("transport", "moved", "reason"):
+    for name in ("credits", "transport", "moved", "reason"):
         table.add_column(name)
     for worker in workers:
         gauges, counters = worker["gauges"], worker["counters"]
@@ -102,11 +102,23 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
                 _number(gauges, f"kv_blocks_{state}")
                 for state in ("free", "cached", "owned", "leased", "landing", "total")
             ),
+            _credits(gauges),
             worker["transport"] or "",
             size(counters.get("kv_bytes_read")),
             escape(_why(worker)),
         )
     return table
+
+
+def _credits(gauges: dict[str, float]) -> str:
+    """Of prompts on their way to this worker."""
+    held, waiting = gauges.get("credits_held", 0.0), gauges.get("credits_waiting", 0.0)
+    parts = [f"{held:.0f} held"] if held else []
+    if waiting:
+        oldest = duration(gauges.get("credit_oldest_wait_seconds", 0.0))
+        left = duration(gauges.get("credit_next_deadline_seconds", 0.0))
+        parts.append(f"{waiting:.0f} waiting, for up to {oldest}, the first gives up in {left}")
+    return "; ".join(parts)
 
 
 def _why(worker: dict[str, Any]) -> str:

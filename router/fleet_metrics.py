@@ -39,6 +39,20 @@ GAUGES = {
     "kv_blocks_total": ("segue_kv_blocks_capacity", "Blocks of the KV-cache."),
     "kv_block_bytes": ("segue_kv_block_size_bytes", "Bytes of one KV block."),
     "kv_blocks_promised": ("segue_kv_blocks_promised", "Blocks kept for admitted answers."),
+    "expected_output_tokens": (
+        "segue_expected_output_tokens",
+        "Room promised to an answer that may be longer; absent: all that it may have.",
+    ),
+    "credits_waiting": ("segue_credits_waiting", "Prompts that wait for a credit to be sent here."),
+    "credits_held": ("segue_credits_held", "Prompts with a credit whose KV is not here yet."),
+    "credit_oldest_wait_seconds": (
+        "segue_credit_oldest_wait_seconds",
+        "How long the longest of those has waited.",
+    ),
+    "credit_next_deadline_seconds": (
+        "segue_credit_next_deadline_seconds",
+        "Until the first of them gives up.",
+    ),
 }
 COUNTERS = {
     "steps": ("segue_engine_steps", "Engine steps."),
@@ -55,6 +69,12 @@ COUNTERS = {
         "Of these, bytes that had arrived when the prompt's last chunk was computed.",
     ),
     "kv_events": ("segue_kv_events", "Events of KV blocks, where they are kept."),
+    "credits_granted": ("segue_credits_granted", "Credits granted to prefill workers."),
+    "credits_expired": (
+        "segue_credits_expired",
+        "Of these, taken back because their source had lost the lease or was gone.",
+    ),
+    "credit_wait_seconds": ("segue_credit_wait_seconds", "Time spent waiting by those granted."),
     "pauses": ("segue_sequence_pauses", "Sequences that gave up their KV for others."),
     "prefix_cache_queried_tokens": ("segue_prefix_cache_queries", "Context tokens looked up."),
     "prefix_cache_reused_tokens": ("segue_prefix_cache_hits", "Context tokens found."),
@@ -66,6 +86,11 @@ GAUGE_FAMILIES = {
 }
 COUNTER_FAMILIES = {
     "kv_blocks_": ("segue_kv_block_events", "What happened to KV blocks, by kind.", "event"),
+    "credits_refused_": (
+        "segue_credits_refused",
+        "Credits not granted, by reason; caller_gone: it was aborted or moved elsewhere.",
+        "reason",
+    ),
     "attempts_ended_": ("segue_attempts_ended", "Attempts by their end.", "outcome"),
     "lease_": ("segue_kv_leases_ended", "Leases by how they ended.", "verdict"),
     "fence_": (

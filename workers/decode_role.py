@@ -33,6 +33,7 @@ from segue.cluster.handoff import (
 from segue.cluster.identity import AttemptId, WorkerIdentity
 from segue.kvtransfer.receiver import Receiver
 from segue.workers.attempts import Attempts, Running
+from segue.workers.credits import Credits
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.landing import Landing, failure_of, what_it_needs
@@ -69,6 +70,7 @@ class DecodeRole:
         self._fences = fences
         self._landings: dict[AttemptId, Landing] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self.credits = Credits(lambda: self._landings.values(), clock)
         self._renewal = LeaseRenewal(
             peers, lease_s, clock, lambda: self._landings.values(), self._give_up
         )
@@ -80,7 +82,10 @@ class DecodeRole:
     # -- calls from the prefill worker -------------------------------------------------------
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
-        """Queue for room and wait for it; the credit lives as long as the source renews."""
+        """Queue for room and wait for it; the credit lives as long as its lease at the source."""
+        return await self.credits.counted(self._reserve(reservation))
+
+    async def _reserve(self, reservation: Reservation) -> ReserveOutcome:
         try:
             await self._peers.connect(reservation.source, self._receiver)
         except AttemptFailed as error:
@@ -275,6 +280,7 @@ class DecodeRole:
         attempt = landing.sequence.attempt
         if self._landings.get(attempt) is not landing or landing.releasing:
             return
+        self.credits.expired += 1
         self._report(landing, Failure(FailureKind.PEER_LOST, reason))
         assert landing.task is not None
         landing.task.cancel(reason)

@@ -7,6 +7,7 @@ from segue.workers.attempts import Attempts
 from segue.workers.decode_role import DecodeRole
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.parts import WorkerParts
+from segue.workers.scheduler.capacity import CapacityPolicy
 from segue.workers.sequence import Phase
 from segue.workers.watchdog import Diagnosis
 
@@ -15,6 +16,12 @@ BLOCK_COUNTS = (
     *("copied", "offloaded", "onboarded", "forgotten"),
 )
 _WAITING = (Phase.CREDIT_WAIT, Phase.QUEUED)  # for room on the decode worker; for blocks or a slot
+
+
+def expected_output(policy: CapacityPolicy) -> dict[str, int]:
+    """Nothing if room is promised to whole answers."""
+    tokens = policy.usual_answer
+    return {} if tokens is None else {"expected_output_tokens": tokens}
 
 
 def report(
@@ -41,6 +48,9 @@ def report(
         "kv_blocks_total": cache.pool.num_blocks,
         "kv_block_bytes": block_bytes,
         "kv_blocks_promised": cache.promised_blocks,
+        "free_slots": scheduler.max_num_seqs - scheduler.num_admitted,
+        **decode.credits.gauges(),
+        **expected_output(scheduler.settings.policy),
         **{f"kv_blocks_{state.value}": count for state, count in blocks.items()},
         **{f"held_{reason}": count for reason, count in held.items()},
     }
@@ -49,6 +59,7 @@ def report(
         "context_tokens": counters.context_tokens,
         "generated_tokens": counters.generated_tokens,
         "pauses": counters.pauses,
+        **decode.credits.counters(),
         "attempts_received": attempts.received,
         "fence_after_read/content": receiver.num_corrupt_blocks,
         "kv_bytes_announced": decode.blocks_read * block_bytes,

@@ -195,12 +195,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Classes that misbehave in one way, for one node."""
+    """Classes that misbehave in one way, and settings, for one node."""
 
     service: type[WorkerService] = WorkerService
     engine: type[Engine] = Engine
     absence_s: float = 10.0
     stalled_after_s: float = 60.0
+    expected_output: str | int = "full"
     receiver: type[Receiver] = Receiver
     transport: Callable[[LoopbackFabric, str], Transport] = LoopbackTransport
 
@@ -223,7 +224,7 @@ async def start_node(
         loop.call_soon_threadsafe(service.on_outcome, outcome)
 
     engine = kind.engine(
-        make_scheduler(num_blocks, BLOCK_SIZE, chunk=chunk),
+        make_scheduler(num_blocks, BLOCK_SIZE, chunk=chunk, expected_output=kind.expected_output),
         StepExecution(runner, runner.checksums if transfer.checksum else None),
         say,
     )

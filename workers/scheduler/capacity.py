@@ -66,6 +66,11 @@ class CapacityPolicy(Protocol):
     delays_for_reuse: bool
     pauses: bool  # it must be told who has started
 
+    @property
+    def usual_answer(self) -> int | None:
+        """Tokens promised to most answers, unless they may have fewer; None: all they may have."""
+        ...
+
     def tokens_to_promise(self, sequence: TokenSequence, cache: KVCache) -> int:
         """Admission must find room for the KV of this many tokens, now or promised."""
         ...

@@ -40,6 +40,10 @@ class GuaranteedNoEvict:
         self.expected = expected
         self.pauses = expected is not None
 
+    @property
+    def usual_answer(self) -> int | None:
+        return None if self.expected is None else self.expected.usual
+
     def tokens_to_promise(self, sequence: Sequence, cache: KVCache) -> int:
         """Who was paused, or has written as much as was expected, may need its whole answer."""
         if self.expected is None or sequence.decode_peer is not None:

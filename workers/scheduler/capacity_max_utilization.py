@@ -27,6 +27,10 @@ class MaxUtilization:
     delays_for_reuse = True
     pauses = True
 
+    @property
+    def usual_answer(self) -> int | None:
+        return 0
+
     def tokens_to_promise(self, sequence: Sequence, cache: KVCache) -> int:
         return len(sequence.tokens)
 

@@ -15,6 +15,11 @@ QUANTILE = 0.9
 
 
 class ExpectedOutput(Protocol):
+    @property
+    def usual(self) -> int | None:
+        """In tokens, whatever the limit; None: nothing is known."""
+        ...
+
     def tokens(self, max_tokens: int) -> int:
         """Of an answer that may have `max_tokens`; from 1 to that."""
         ...
@@ -28,6 +33,7 @@ class FixedOutput:
     """What an operator knows of the answers."""
 
     def __init__(self, num_tokens: int) -> None:
+        self.usual: int | None = num_tokens
         self._num_tokens = num_tokens
 
     def tokens(self, max_tokens: int) -> int:
@@ -54,8 +60,7 @@ class LearnedOutput:
         return len(self._answers)
 
     @property
-    def length(self) -> int | None:
-        """In tokens; None: too little is known."""
+    def usual(self) -> int | None:
         return self._lengths[self._place] if len(self) >= FEWEST else None
 
     @property
@@ -63,7 +68,7 @@ class LearnedOutput:
         return math.ceil(QUANTILE * len(self)) - 1
 
     def tokens(self, max_tokens: int) -> int:
-        length = self.length
+        length = self.usual
         if length is None:
             return max_tokens
         share = math.ceil(self._shares[self._place] * max_tokens)
