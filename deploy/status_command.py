@@ -53,6 +53,9 @@ def render(report: dict[str, Any]) -> list[Table | str]:
         "[green]ready[/]" if report["ready"] else f"[red]not ready[/]: {escape(report['reason'])}"
     )
     parts: list[Table | str] = [headline, _pools(report["pools"]), _workers(report["workers"])]
+    for worker in report["workers"]:
+        if told := credits_held(worker["gauges"]):
+            parts.append(f"credits of {worker['id']}: {told}")
     if pairs := report.get("pairs"):
         parts.append(_pairs(pairs))
     if trouble := report.get("controller", {}).get("trouble"):
@@ -84,7 +87,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     table.add_column("restarts", justify="right")
     for name in ("running", "waiting", "free", "cached", "owned", "leased", "landing", "total"):
         table.add_column(name, justify="right")
-    for name in ("credits", "transport", "moved", "reason"):
+    for name in ("transport", "moved", "reason"):
         table.add_column(name)
     for worker in workers:
         gauges, counters = worker["gauges"], worker["counters"]
@@ -102,7 +105,6 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
                 _number(gauges, f"kv_blocks_{state}")
                 for state in ("free", "cached", "owned", "leased", "landing", "total")
             ),
-            _credits(gauges),
             worker["transport"] or "",
             size(counters.get("kv_bytes_read")),
             escape(_why(worker)),
@@ -110,7 +112,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _credits(gauges: dict[str, float]) -> str:
+def credits_held(gauges: dict[str, float]) -> str:
     """Of prompts on their way to this worker."""
     held, waiting = gauges.get("credits_held", 0.0), gauges.get("credits_waiting", 0.0)
     parts = [f"{held:.0f} held"] if held else []

@@ -11,7 +11,7 @@ from segue.cluster.errors import Unavailable
 from segue.cluster.handoff import Assignment, Reservation
 from segue.cluster.identity import Peer
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
-from segue.deploy.status_command import _credits
+from segue.deploy.status_command import credits_held
 
 
 def seen(node: Node) -> dict[str, float]:
@@ -41,14 +41,14 @@ async def test_a_wait_and_its_end_are_seen() -> None:
         gauges = pair.decode.service.status_now().gauges
         assert 0 < gauges["credit_next_deadline_seconds"] <= 0.5
         assert gauges["credit_oldest_wait_seconds"] > 0
-        assert "1 waiting" in _credits(gauges) and "gives up in 0s" in _credits(gauges)
+        assert "1 waiting" in credits_held(gauges) and "gives up in 0s" in credits_held(gauges)
         with pytest.raises(Unavailable, match="no room within 0.5 s"):
             await late
         pair.decode.runner.gate.set()
         await holder
         await pair.settled()
         assert seen(pair.decode) == {"credits_granted": 1, "credits_refused_credit_timeout": 1}
-        assert _credits(pair.decode.service.status_now().gauges) == ""
+        assert credits_held(pair.decode.service.status_now().gauges) == ""
 
 
 @pytest.mark.parametrize("source_is_gone", [False, True])
@@ -60,7 +60,7 @@ async def test_a_credit_that_nobody_uses_is_taken_back_within_its_lease(
         asked = reservation(pair.prefill.peer)  # but its source opens no lease, nor announces
         outcome = await pair.decode.client.reserve(asked, deadline_s=5)
         assert outcome.failure is None and seen(pair.decode)["credits_held"] == 1
-        assert _credits(pair.decode.service.status_now().gauges) == "1 held"
+        assert credits_held(pair.decode.service.status_now().gauges) == "1 held"
         if source_is_gone:
             await pair.prefill.server.stop()
         await pair.until(lambda: seen(pair.decode).get("credits_expired"), timeout_s=3.0)
