@@ -23,6 +23,7 @@ from segue.cluster.worker_status import WorkerStatus
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 1.0  # a watcher hears of the gauges at least this often
+REGAIN_S = 0.5
 ADOPTION_GRACE_S = 3.0  # a restarted controller lets survivors register before it starts anew
 
 
@@ -38,6 +39,8 @@ class Controller:
         self._bell = ChangeBell()
         self._announced = 0
         self._adopting = True
+        self._attended = time.monotonic()
+        self._regaining: asyncio.Task[None] | None = None
         self._pool_of = {
             f"{name}-{index}": name
             for name, pool in settings.config.pools.items()
@@ -104,6 +107,7 @@ class Controller:
         """Yield the newest view on every change, at least every REFRESH_S; skips what is old."""
         while True:
             rung = self._bell.rung
+            self._attend()
             if not self._adopting:  # else all would seem to be away for a moment
                 yield self.view()
             await self._bell.wait_past(rung, REFRESH_S)
@@ -141,10 +145,35 @@ class Controller:
 
     async def _judge_silence(self) -> None:
         interval = min(0.25, self._control.suspect_after_s / 4)
-        while True:
-            self._registry.tick(time.monotonic())
-            self._announce()
-            await asyncio.sleep(interval)
+        try:
+            while True:
+                self._attend()
+                self._registry.tick(time.monotonic())
+                self._announce()
+                await asyncio.sleep(interval)
+        finally:
+            if self._regaining is not None:
+                self._regaining.cancel()
+
+    def _attend(self) -> None:
+        """Notice that we stood still ourselves (stopped, or the machine was): the silence was ours.
+
+        Streams broke meanwhile. Nobody is told of it before the workers had time to come back.
+        """
+        now = time.monotonic()
+        away, self._attended = now - self._attended, now
+        if away < self._control.suspect_after_s / 2 or self._adopting:
+            return
+        logger.warning("this controller stood still for %.1f s", away)
+        self._registry.excuse(away)
+        self._adopting = True
+        self._regaining = asyncio.create_task(self._regain(), name="regain")
+
+    async def _regain(self) -> None:
+        await asyncio.sleep(REGAIN_S)  # streams that are broken are noticed by then
+        await self._wait_for_survivors()
+        self._adopting = False
+        self._bell.ring()
 
     def _announce(self) -> None:
         if self._announced != self._registry.changes:

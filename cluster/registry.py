@@ -181,6 +181,11 @@ class Registry:
             elif silent >= self._control.suspect_after_s and state is WorkerState.READY:
                 self._enter(record, WorkerState.SUSPECT, f"silent for {silent:.1f} s", now)
 
+    def excuse(self, seconds: float) -> None:
+        """We did not listen for so long: that nobody was heard meanwhile means nothing."""
+        for record in self._records.values():
+            record.last_beat += seconds
+
     def knows(self, identity: WorkerIdentity) -> bool:
         """Whether that very life is on record, dead or alive."""
         record = self._records.get(identity.worker_id)

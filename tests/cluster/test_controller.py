@@ -106,6 +106,22 @@ def worker_named(view: FleetView, worker_id: str) -> WorkerView:
     return next(worker for worker in view.workers if worker.identity.worker_id == worker_id)
 
 
+async def test_a_controller_that_stood_still_blames_nobody(
+    launcher: ProcessLauncher, port: int
+) -> None:
+    """Stopped for longer than workers may be silent, it must not kill them all as it goes on."""
+    plane = Plane(launcher, port)
+    async with plane.running():
+        view = await plane.ready(2)
+        time.sleep(CONTROL["dead_after_s"] + 0.5)  # whatever runs in this loop stands still
+        await asyncio.sleep(2.0)
+        assert {w.identity for w in (await plane.ready(2)).workers} == {
+            w.identity for w in view.workers
+        }
+        told = {state for identity, state in plane.history}
+        assert told <= {WorkerState.STARTING, WorkerState.READY}
+
+
 async def test_killed_worker_is_noticed_and_replaced(launcher: ProcessLauncher, port: int) -> None:
     plane = Plane(launcher, port)
     async with plane.running():

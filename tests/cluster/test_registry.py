@@ -203,6 +203,18 @@ def test_ended_lives_are_counted_by_cause_and_the_last_one_explained() -> None:
     assert registry.snapshot((), 27.0).workers == ()
 
 
+def test_silence_of_our_own_making_is_excused_and_only_that() -> None:
+    me = life(1)
+    registry = registered(me)
+    registry.excuse(100.0)
+    registry.tick(101.0)
+    assert state_of(registry, me) is WorkerState.READY
+    registry.tick(100.0 + CONTROL.suspect_after_s)
+    assert state_of(registry, me) is WorkerState.SUSPECT
+    registry.tick(100.0 + CONTROL.dead_after_s)
+    assert state_of(registry, me) is WorkerState.DEAD
+
+
 def test_beats_alone_change_nothing_that_routing_must_learn() -> None:
     me = life(1)
     registry = registered(me)

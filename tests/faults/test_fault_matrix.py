@@ -37,6 +37,8 @@ def test_the_matrix_is_whole() -> None:
         (Component.DECODE, Fault.CORRUPTED_BLOCK, Stage.QUEUED, "is moved yet"),
         (Component.DECODE, Fault.CORRUPTED_BLOCK, Stage.TRANSFER, ""),
         (Component.PREFILL, Fault.STALLED_TRANSFER, Stage.STREAMING, "were verified"),
+        (Component.PREFILL, Fault.CORRUPTED_BLOCK, Stage.PREFILLING, "own input"),
+        (Component.DECODE, Fault.CORRUPTED_BLOCK, Stage.PREFILLING, ""),
         (Component.CONTROLLER, Fault.STALLED_TRANSFER, Stage.TRANSFER, "no block passes"),
         (Component.RAY, Fault.CUT_ONE_WAY, Stage.QUEUED, "the controller's"),
         (Component.RAY, Fault.SAME_ADDRESS, Stage.QUEUED, "another address"),

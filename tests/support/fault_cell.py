@@ -10,7 +10,7 @@ from pathlib import Path
 from answer_stream import AnswerStream
 from fault_fleet import FaultFleet
 from fault_matrix import Cell, Fault, bound_s, may_fail
-from fault_scene import NUM_TOKENS, PROMPT, QUEUE_PROMPT, QUEUE_TOKENS, Scene, bring
+from fault_scene import NUM_TOKENS, PROMPT, QUEUE_PROMPT, QUEUE_TOKENS, Scene, Workers, bring
 from fault_strike import strike
 
 ANSWER_SECONDS = 75.0  # more than a request's deadline
@@ -62,11 +62,14 @@ async def play(fleet: FaultFleet, cell: Cell, expected: Undisturbed) -> Outcome:
     outcome = Outcome(cell, bound=bound_s(cell.component, cell.fault) + 2 * expected.reading_s)
     scene: Scene | None = None
     try:
-        await fleet.ready()
+        noticed = _noticed(await fleet.ready())
         fleet.grown()
         scene = await bring(fleet, cell)
         outcome = await _struck(scene, cell, expected, outcome)
-        return await _cleared_up(fleet, expected, outcome)
+        outcome = await _cleared_up(fleet, expected, outcome)
+        if cell.fault is Fault.CORRUPTED_BLOCK and _noticed(await fleet.ready()) == noticed:
+            outcome = replace(outcome, faults=(*outcome.faults, "nobody noticed the corruption"))
+        return outcome
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         told = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
@@ -77,6 +80,10 @@ async def play(fleet: FaultFleet, cell: Cell, expected: Undisturbed) -> Outcome:
             for stream in scene.streams:
                 stream.hang_up()
         fleet.network.heal()
+
+
+def _noticed(workers: Workers) -> float:
+    return float(workers["decode-0"]["counters"]["fence_after_read/content"])
 
 
 async def _struck(scene: Scene, cell: Cell, expected: Undisturbed, outcome: Outcome) -> Outcome:

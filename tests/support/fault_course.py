@@ -12,12 +12,13 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from answer_stream import MODEL_ID
 from fault_cell import Outcome, play, undisturbed
-from fault_fleet import fault_fleet
+from fault_fleet import FaultFleet, fault_fleet
 from fault_matrix import (
     READ_TIMEOUT_S,
     Cell,
@@ -28,6 +29,7 @@ from fault_matrix import (
     reason_not_applicable,
 )
 from nursery import open_nursery
+from ray_deployment import ray_fleet
 from shallow_model import write_shallow_model
 
 from segue.cluster.config import ModelConfig, cache_folder, parse_config
@@ -54,29 +56,47 @@ Report = Callable[[Outcome], None]
 async def run_course(
     cells: Iterable[Cell], model: Path, num_lanes: int, report: Report
 ) -> list[Outcome]:
-    """Play all `cells`; `report` hears of each when it is over."""
-    queue = deque(cells)
+    """Play all `cells`; `report` hears of each when it is over. Those of Ray come last, alone."""
+    queues = [deque[Cell](), deque[Cell]()]
+    for cell in cells:
+        queues[cell.component is Component.RAY].append(cell)
     outcomes: list[Outcome] = []
-    config = parse_config({**CONFIG, "model": {"path": str(model), "id": MODEL_ID}})
+    config = {**CONFIG, "model": {"path": str(model), "id": MODEL_ID}}
 
-    async def lane() -> None:
-        """A fleet serves cell after cell; after one that failed it is replaced."""
-        while queue:
-            with tempfile.TemporaryDirectory(prefix="segue-") as folder:
-                async with fault_fleet(nursery, config, model, Path(folder)) as fleet:
-                    expected = await undisturbed(fleet)
-                    passed = True
-                    while queue and passed:
-                        outcome = await play(fleet, queue.popleft(), expected)
-                        outcomes.append(outcome)
-                        report(outcome)
-                        passed = outcome.passed
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        report(outcome)
 
     with tempfile.TemporaryDirectory(prefix="segue-") as root:
-        async with open_nursery(Path(root)) as nursery, asyncio.TaskGroup() as lanes:
-            for _ in range(min(num_lanes, len(queue))):
-                lanes.create_task(lane())
+        plain, of_ray = queues
+        if plain:
+            async with open_nursery(Path(root)) as nursery, asyncio.TaskGroup() as lanes:
+
+                def on_nursery(folder: Path) -> AbstractAsyncContextManager[FaultFleet]:
+                    return fault_fleet(nursery, parse_config(config), model, folder)
+
+                for _ in range(min(num_lanes, len(plain))):
+                    lanes.create_task(_lane(plain, on_nursery, note))
+        if of_ray:
+            await _lane(of_ray, lambda folder: ray_fleet(config, folder), note)
     return outcomes
+
+
+async def _lane(
+    queue: deque[Cell],
+    open_fleet: Callable[[Path], AbstractAsyncContextManager[FaultFleet]],
+    report: Report,
+) -> None:
+    """A fleet serves cell after cell; after one that failed it is replaced."""
+    while queue:
+        with tempfile.TemporaryDirectory(prefix="segue-") as folder:
+            async with open_fleet(Path(folder)) as fleet:
+                expected = await undisturbed(fleet)
+                passed = True
+                while queue and passed:
+                    outcome = await play(fleet, queue.popleft(), expected)
+                    report(outcome)
+                    passed = outcome.passed
 
 
 def line(outcome: Outcome) -> str:
@@ -96,7 +116,7 @@ def main(arguments: list[str]) -> int:
     cells = [
         cell
         for cell in (pairwise(applicable_cells()) if options.pairwise else applicable_cells())
-        if all(text in str(cell) for text in options.only) and cell.component is not Component.RAY
+        if all(text in str(cell) for text in options.only)
     ]
     began = time.monotonic()
     whole = resolve_model(ModelConfig(), cache_folder())  # pyright: ignore[reportCallIssue]

@@ -29,6 +29,7 @@ from network import Network
 from nursery import Errand, NurseryClient, NurseryLauncher
 
 from segue.cluster.config import SegueConfig
+from segue.cluster.errors import Unavailable
 from segue.cluster.launcher import ControllerSettings, LocatorConfig
 
 TOKEN = "cluster-token-of-tests"
@@ -51,11 +52,14 @@ class _Program:
     async def keep(self) -> None:
         errand = self.errand
         while True:
-            await self.nursery.start(errand)
-            while (pid := (await self.nursery.running()).get(errand.name)) is not None:
-                self.pid = pid
-                await asyncio.sleep(2 * POLL_SECONDS)
-            errand = replace(self.errand, arguments=[*self.errand.arguments, "restarted"])
+            try:
+                self.pid = (await self.nursery.running()).get(errand.name)
+                if self.pid is None:
+                    await self.nursery.start(errand)
+                    errand = replace(self.errand, arguments=[*self.errand.arguments, "restarted"])
+            except Unavailable:
+                continue  # a busy machine: ask again
+            await asyncio.sleep(2 * POLL_SECONDS)
 
     async def stop(self) -> None:
         if self.keeper is not None:
@@ -69,7 +73,7 @@ class FaultFleet:
     folder: Path
     url: str
     network: Network
-    programs: dict[str, _Program]
+    processes: dict[str, Callable[[], int | None]]  # those that are no workers
     client: httpx.AsyncClient
     plans: dict[str, PlanFile] = field(default_factory=dict)
     first_sockets: dict[int, int] = field(default_factory=dict)  # by pid
@@ -78,8 +82,8 @@ class FaultFleet:
         return WORKERS.get(component, "controller" if component is Component.RAY else component)
 
     def pid(self, place: str) -> int | None:
-        if (program := self.programs.get(place)) is not None:
-            return program.pid
+        if (find := self.processes.get(place)) is not None:
+            return find()
         seen = last_sighting(self.folder, place)
         return None if seen is None else seen.pid
 
@@ -136,7 +140,11 @@ class FaultFleet:
                 and all(worker["gauges"] for worker in (prefill, decode))
             )
 
-        return await self.until("both workers are ready", serving, timeout_s)
+        workers = await self.until("both workers are ready", serving, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            while self.pid("controller") is None or (await self.status())["controller"]["trouble"]:
+                await asyncio.sleep(POLL_SECONDS)
+        return workers
 
     async def held(self) -> dict[str, dict[str, float]]:
         """Whatever a worker still holds."""
@@ -161,9 +169,9 @@ class FaultFleet:
 def num_sockets(pid: int) -> int:
     count = 0
     with suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
+        for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                count += os.readlink(entry.path).startswith("socket:")
+                count += os.readlink(f"/proc/{pid}/fd/{number}").startswith("socket:")
     return count
 
 
@@ -196,7 +204,8 @@ async def fault_fleet(
     }
     network = Network(lambda: fleet.pids())
     client = httpx.AsyncClient(timeout=10, verify=False)
-    fleet = FaultFleet(folder, f"http://127.0.0.1:{port}", network, programs, client)
+    processes = {name: _pid_of(program) for name, program in programs.items()}
+    fleet = FaultFleet(folder, f"http://127.0.0.1:{port}", network, processes, client)
     try:
         await _advertise(fleet, config, model_folder)
         for each in programs.values():
@@ -212,6 +221,10 @@ async def fault_fleet(
         await NurseryLauncher(nursery, folder).stop_all(0.0)
         await network.close()
         await client.aclose()
+
+
+def _pid_of(program: _Program) -> Callable[[], int | None]:
+    return lambda: program.pid
 
 
 async def _advertise(fleet: FaultFleet, config: SegueConfig, model_folder: Path) -> None:

@@ -74,6 +74,12 @@ def reason_not_applicable(component: Component, fault: Fault, stage: Stage) -> s
             return "no block of the request is moved yet"
         if stage in (Stage.BEFORE_RELEASE, Stage.STREAMING):
             return "all blocks of the request have arrived and were verified"
+        if (component, fault, stage) == (
+            Component.PREFILL,
+            Fault.CORRUPTED_BLOCK,
+            Stage.PREFILLING,
+        ):
+            return "the blocks are still the source's own input: no fault of a transfer"
     if component is Component.RAY and fault in CUTS:
         return "the connections are the controller's: see its rows"
     if component is Component.RAY and fault is Fault.SAME_ADDRESS:

@@ -13,6 +13,7 @@ from fault_scene import Scene
 from network import Cut
 
 NEXT_LIFE_SECONDS = 60.0
+SPOILT_SECONDS = 0.5  # after it was told, a worker has damaged what it lends
 
 Undo = Callable[[], Awaitable[None]]
 
@@ -25,7 +26,7 @@ async def strike(scene: Scene, cell: Cell) -> Undo:
         scene.let_go()
         return _nothing
     if fault in OF_BLOCKS:
-        return _spoil_blocks(scene, cell)
+        return await _spoil_blocks(scene, cell)
     if fault in (Fault.CUT_ONE_WAY, Fault.CUT_BOTH_WAYS):
         return _cut(scene, cell)
     place = fleet.place(cell.component)
@@ -61,14 +62,19 @@ def _continue_later(pid: int) -> Undo:
     return undo
 
 
-def _spoil_blocks(scene: Scene, cell: Cell) -> Undo:
-    plans, at_source = scene.fleet.plans, cell.component is Component.PREFILL
-    scene.let_go()
-    plan = plans["prefill-0" if at_source else "decode-0"]
-    if cell.fault is Fault.CORRUPTED_BLOCK:
-        change: dict[str, object] = {"spoil": plan.read().spoil + 1} if at_source else {}
-        plan.change(**(change or {"reads": "corrupt"}))
+async def _spoil_blocks(scene: Scene, cell: Cell) -> Undo:
+    """At the source before they are read, or on their way."""
+    at_source = cell.component is Component.PREFILL
+    plan = scene.fleet.plans["prefill-0" if at_source else "decode-0"]
+    if cell.fault is Fault.CORRUPTED_BLOCK and at_source:
+        plan.change(spoil=plan.read().spoil + 1)
+        await asyncio.sleep(SPOILT_SECONDS)
+        scene.let_go()
+    elif cell.fault is Fault.CORRUPTED_BLOCK:
+        scene.let_go()
+        plan.change(reads="corrupt")
     else:
+        scene.let_go()
         plan.change(**({"serves_readers": False} if at_source else {"reads": "stall"}))
 
     async def undo() -> None:

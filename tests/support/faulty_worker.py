@@ -1,6 +1,6 @@
 """A real worker whose transport, steps and calls can go wrong on demand; an entry of launchers.
 
-It advertises the address of a proxy (network.py) that stands between it and everybody else.
+It advertises the address of the proxy (network.py) that stands before it, if there is one.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class FaultyCalls:
 
 
 class FaultyWorker(WorkerProcess):
-    """`<folder>/advertised` names the proxy's address by worker id."""
+    """The file `<worker id>.advertised` in the folder holds its proxy's address."""
 
     def __init__(self, settings_json: str) -> None:
         settings = WorkerSettings.model_validate_json(settings_json)
@@ -114,8 +114,9 @@ class FaultyWorker(WorkerProcess):
 
         calls.on_held = report
         report()
-        advertised = (self._folder / f"{identity.worker_id}.advertised").read_text()
-        self.address = service.parts.peers.address = advertised
+        advertised = self._folder / f"{identity.worker_id}.advertised"
+        self.address = advertised.read_text() if advertised.exists() else server.address
+        service.parts.peers.address = self.address
         self._spoiling = asyncio.create_task(self._spoil(service), name="spoil")
         return server
 

@@ -157,8 +157,8 @@ def place_of(port: int, pids: dict[str, int]) -> str:
     }
     for place, pid in pids.items():
         with suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
+            for number in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
-                    if os.readlink(entry.path) in inodes:
+                    if os.readlink(f"/proc/{pid}/fd/{number}") in inodes:
                         return place
     return "elsewhere"
