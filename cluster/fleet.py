@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from segue.cluster.config import Role
 from segue.cluster.identity import Peer, WorkerIdentity
-from segue.cluster.worker_status import WorkerStatus
+from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
 
 class WorkerState(StrEnum):
@@ -83,6 +83,15 @@ class FleetView:
             worker
             for worker in self.workers
             if worker.state is WorkerState.READY and (not roles or worker.role in roles)
+        )
+
+    def silent_workers(self) -> tuple[WorkerView, ...]:
+        """Workers of which nothing is known but that the controller does not hear them."""
+        return tuple(
+            worker
+            for worker in self.workers
+            if worker.state is WorkerState.SUSPECT
+            and (worker.status is None or worker.status.condition is WorkerCondition.READY)
         )
 
     def find(self, identity: WorkerIdentity) -> WorkerView | None:

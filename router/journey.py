@@ -108,7 +108,10 @@ class Journeys:
     # -- choosing ----------------------------------------------------------------------------
 
     def ready(self, view: FleetView) -> list[WorkerView]:
-        return [w for w in view.ready_workers() if self._links.usable(w.identity)]
+        """If the controller has lost sight of all workers it is more likely itself cut off: then
+        those that we are connected to will do."""
+        candidates = view.ready_workers() or view.silent_workers()
+        return [w for w in candidates if self._links.usable(w.identity)]
 
     async def _bind(self, progress: Progress) -> Binding:
         """Choose workers, and wait for some if the request has begun."""

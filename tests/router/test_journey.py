@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -16,9 +17,11 @@ from segue.cluster.errors import (
     SegueError,
     Unavailable,
 )
+from segue.cluster.fleet import FleetView, WorkerState
 from segue.cluster.handoff import Failure
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
+from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
 
 @pytest_asyncio.fixture
@@ -152,6 +155,28 @@ async def test_nobody_ready_is_said_at_once(rig: Rig) -> None:
     with pytest.raises(Unavailable, match="no worker is ready"):
         async with asyncio.timeout(0.5):
             await rig.ask().end()
+
+
+@pytest.mark.parametrize(
+    ("condition", "served"), [(WorkerCondition.READY, True), (WorkerCondition.STALLED, False)]
+)
+async def test_workers_that_only_the_controller_cannot_hear(
+    rig: Rig, prefill: ScriptedWorker, condition: WorkerCondition, served: bool
+) -> None:
+    """It is cut off, or was; the gateway is not. One that says itself that it is stuck is left."""
+    await rig.connect(prefill)
+    status = WorkerStatus(prefill.identity, "prefill", condition)
+    doubted = replace(prefill.view, state=WorkerState.SUSPECT, status=status)
+    rig.watcher.view = FleetView(workers=(doubted,))
+    answer = rig.ask()
+    if not served:
+        with pytest.raises(Unavailable):
+            await answer.end()
+        return
+    await until(lambda: prefill.submitted)
+    prefill.say(AttemptId("r", 1), 3, 50, finish=FinishReason.STOP)
+    await answer.end()
+    assert answer.tokens == [50]
 
 
 async def test_a_worker_that_does_not_greet_gets_nothing(rig: Rig) -> None:
