@@ -66,6 +66,11 @@ class RecoveryConfig(Section):
     worker_wait_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long a started request waits for any worker to come back"
     )
+    rebind_wait_s: Annotated[float, Field(ge=0)] = Field(
+        default=1.0,
+        description="a request that waits for room at its decode worker asks another one that "
+        "seems to have some, for this long; 0: it stays where it is",
+    )
     ladder: LadderName = Field(
         default="full",
         description="what a request may fall back to when there is no pair of workers for it: a "

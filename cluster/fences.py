@@ -19,6 +19,7 @@ class Use(StrEnum):
     CANCEL = "cancel"
     RELEASE = "release"
     RENEW = "renew"
+    REBIND = "rebind"
     MIGRATE = "migrate"
     DRAIN = "drain"
     DESCRIBE = "describe"

@@ -1,6 +1,7 @@
 """What gateway, prefill and decode workers say to each other about one attempt."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from segue.cluster.errors import AttemptFailed, FailureKind
@@ -106,6 +107,27 @@ class LeaseVerdict:
     """`held`: the blocks could not have changed while they were read."""
 
     held: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RebindOrder:
+    """Ask `decode` too for the credit that an attempt waits for, for at most `wait_seconds`."""
+
+    attempt: AttemptId
+    decode: Peer
+    wait_seconds: float
+
+
+class RebindOutcome(StrEnum):
+    MOVED = "moved"  # it granted: the answer will be written there
+    REFUSED = "refused"  # it has no room, or is not asked (again)
+    SETTLED = "settled"  # the attempt waits for no credit (any more)
+
+
+@dataclass(frozen=True, slots=True)
+class RebindReport:
+    outcome: RebindOutcome
     reason: str = ""
 
 

@@ -11,6 +11,8 @@ from segue.cluster.handoff import (
     LeaseVerdict,
     MigrationOrder,
     MigrationReport,
+    RebindOrder,
+    RebindReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -65,6 +67,10 @@ class WorkerApi(Protocol):
 
     async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         """From decode worker `holder`: keep these leases; returns those that it does not hold."""
+        ...
+
+    async def rebind(self, order: RebindOrder) -> RebindReport:
+        """From a gateway, to a prefill worker: another decode worker seems to have room."""
         ...
 
     async def migrate(self, order: MigrationOrder) -> MigrationReport:

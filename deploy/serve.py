@@ -33,6 +33,7 @@ from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
 from segue.router.migration import Migrations
 from segue.router.operations import Operations
+from segue.router.rebinding import Rebinding
 from segue.router.server import GatewayServer
 from segue.router.tracing import Tracing
 
@@ -197,6 +198,8 @@ class Deployment:
         metrics = FleetMetrics(card.id, links, journeys.counters)
         migrations = Migrations(journeys, links, lambda: self._watcher.view)
         Evacuation(self._watcher, journeys, migrations)
+        wait_s = self._config.gateway.recovery.rebind_wait_s
+        Rebinding(self._watcher, journeys, links, wait_s)
         app = create_app(
             generator=journeys,
             card=card,

@@ -39,6 +39,11 @@ GAUGES = {
     "kv_blocks_total": ("segue_kv_blocks_capacity", "Blocks of the KV-cache."),
     "kv_block_bytes": ("segue_kv_block_size_bytes", "Bytes of one KV block."),
     "kv_blocks_promised": ("segue_kv_blocks_promised", "Blocks kept for admitted answers."),
+    "kv_tokens_unpromised": (
+        "segue_kv_tokens_unpromised",
+        "Tokens for which there is room beside all that is promised.",
+    ),
+    "free_slots": ("segue_free_slots", "Sequences that may be admitted beside the present ones."),
     "expected_output_tokens": (
         "segue_expected_output_tokens",
         "Room promised to an answer that may be longer; absent: all that it may have.",
@@ -251,6 +256,14 @@ class _Fleet(Collector):
         for outcome, count in self._journeys.migrations.items():
             migrations.add_metric((outcome,), count)
         yield migrations
+        rebindings = CounterMetricFamily(
+            "segue_rebindings",
+            "Requests waiting for a credit that asked another decode worker, by outcome.",
+            labels=("outcome",),
+        )
+        for outcome, count in self._journeys.rebindings.items():
+            rebindings.add_metric((outcome,), count)
+        yield rebindings
         yield CounterMetricFamily(
             "segue_journey_recovered",
             "Requests that finished after a failed attempt.",

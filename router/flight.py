@@ -6,7 +6,7 @@ attempt counts. Until then only the source's does, and what happens to the targe
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from segue.cluster.errors import AttemptFailed, FailureKind
 from segue.cluster.fleet import WorkerView
@@ -43,6 +43,9 @@ class Flight:
         self.attempt = attempt
         self.binding = binding
         self.move: FlightMove | None = None
+        self.rebinding: WorkerView | None = None  # asked whether it has room for the answer
+        self.asked: set[WorkerIdentity] = set()  # all that ever were
+        self._bound = binding.decode is None  # the writer will not be changed before it has begun
         self._landing: FlightMove | None = None  # settled; its first new token is still to come
         self._context_tokens = context_tokens  # 0: read
         self._handed_over = binding.decode is None  # no prefill worker is needed any more
@@ -60,10 +63,17 @@ class Flight:
         """The writer has told a token itself: it can be moved."""
         return self._handed_over and not self._context_tokens
 
+    @property
+    def may_be_rebound(self) -> bool:
+        """For all that is known it waits for a credit."""
+        return not self._bound and self.rebinding is None and self._context_tokens > 0
+
     def end(self, *, finished: bool) -> None:
         """Leaves nothing behind: inboxes, load, work that nobody wants."""
         if self.move is not None:
             self.give_up_move(self.move)
+        if self.rebinding is not None:
+            self.give_up_rebinding(self.rebinding, for_good=True)
         if self._landing is not None:
             self._landing.landed.set_result(None)
             self._landing = None
@@ -82,6 +92,8 @@ class Flight:
         Raises AttemptFailed if a worker that is needed was lost.
         """
         move = self.move
+        if self.rebinding is not None and isinstance(event, DeltaFrom):
+            self._hear_of_rebinding(self.rebinding, event.worker)
         if isinstance(event, LinkLost):
             message = f"{event.worker}: {event.reason}"
             if event.worker in self._needed():
@@ -119,6 +131,39 @@ class Flight:
         if self._context_tokens:
             self._load.end_context(self.binding, self._context_tokens)
             self._context_tokens = 0
+
+    # -- another writer before it has begun --------------------------------------------------
+
+    def begin_rebinding(self, target: WorkerView) -> None:
+        self.rebinding = target
+        self.asked.add(target.identity)
+        self._links.widen_inbox(self.attempt, target.identity)
+        self._load.begin_move(target.identity)
+        self._attempts.append((self.attempt, target.identity))
+
+    def settle_rebinding(self, target: WorkerView) -> None:
+        """It has granted: the first one writes nothing."""
+        if self.rebinding is not target:
+            return
+        self.rebinding = None
+        self._load.end_answer(self.binding)
+        self.binding = replace(self.binding, decode=target)
+        self._bound = True
+
+    def give_up_rebinding(self, target: WorkerView, *, for_good: bool) -> None:
+        """The first one will write, or `for_good` is False and others may be asked."""
+        if self.rebinding is not target:
+            return
+        self.rebinding = None
+        self._load.give_up_move(target.identity)
+        self._bound = for_good
+
+    def _hear_of_rebinding(self, target: WorkerView, worker: WorkerIdentity) -> None:
+        """Only who has the credit writes, whatever became of the prefill worker's word."""
+        if worker == target.identity:
+            self.settle_rebinding(target)
+        elif worker == self.writer:
+            self.give_up_rebinding(target, for_good=True)
 
     # -- a move ------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class JourneyCounters:
     failures: Counter[str] = field(default_factory=Counter)  # of attempts, by FailureKind
     recovered: int = 0  # requests that finished after at least one failed attempt
     migrations: Counter[str] = field(default_factory=Counter)  # by outcome
+    rebindings: Counter[str] = field(default_factory=Counter)  # by outcome
 
 
 class Journeys:

@@ -90,6 +90,12 @@ class WorkerLinks:
         """What happens to one more attempt, on `worker`, comes to an inbox that is open."""
         self._inboxes[attempt] = Inbox(frozenset((worker,)), inbox.events)
 
+    def widen_inbox(self, attempt: AttemptId, worker: WorkerIdentity) -> None:
+        """What `worker` says of the attempt comes to its inbox too."""
+        inbox = self._inboxes.get(attempt)
+        if inbox is not None:
+            inbox.workers |= {worker}
+
     def close_inbox(self, attempt: AttemptId) -> None:
         self._inboxes.pop(attempt, None)
 

@@ -102,7 +102,7 @@ def refusal(ready: Collection[WorkerView], ladder: LadderName) -> str:
     return f"{why}, and gateway.recovery.ladder is {ladder}: the others do not stand in"
 
 
-def _is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
+def is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
     """Whether `decode` refuses to read KV from `prefill`: their preflight failed."""
     return decode.status is not None and prefill.identity in decode.status.refused_sources
 
@@ -114,7 +114,7 @@ def choose_writer(ready: Iterable[WorkerView], load: Load, source: WorkerView) -
         for worker in ready
         if worker.role != "prefill"
         and worker.identity != source.identity
-        and not _is_apart(source, worker)
+        and not is_apart(source, worker)
     ]
     return min(
         writers, key=lambda w: (load.answers[w.identity], w.identity.worker_id), default=None
@@ -136,12 +136,12 @@ def _best(workers: list[WorkerView], load: Load, rungs: Collection[Rung]) -> Bin
     both = min(of("both"), key=by_answers, default=None)
     prefill = min(of("prefill"), key=by_context, default=None)
     decode = min(of("decode"), key=by_answers, default=None)
-    if prefill is not None and decode is not None and _is_apart(prefill, decode):
+    if prefill is not None and decode is not None and is_apart(prefill, decode):
         couples = [
             (reader, writer)
             for writer in sorted(of("decode"), key=by_answers)
             for reader in sorted(of("prefill"), key=by_context)
-            if not _is_apart(reader, writer)
+            if not is_apart(reader, writer)
         ]
         prefill, decode = couples[0] if couples else (None, decode)
     if prefill is not None and decode is not None:

@@ -8,8 +8,7 @@ blocks stay leased until the reader says that it is done, the lease expires, or 
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +26,17 @@ from segue.cluster.handoff import (
     Failure,
     LeaseRelease,
     LeaseVerdict,
+    RebindOrder,
+    RebindOutcome,
+    RebindReport,
     Reservation,
+    ReserveOutcome,
     TokenDelta,
 )
-from segue.cluster.identity import Peer
+from segue.cluster.identity import AttemptId, Peer
 from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts, Running
+from segue.workers.credit_wait import CreditWait
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
@@ -76,6 +80,7 @@ class PrefillRole:
         self._credit_wait_s = credit_wait_s
         self._clock = clock
         self._background: set[asyncio.Task[None]] = set()
+        self._waits: dict[AttemptId, CreditWait] = {}
 
     def submit(self, assignment: Assignment, decode: Peer) -> None:
         """Take on an attempt whose answer `decode` will write."""
@@ -84,7 +89,6 @@ class PrefillRole:
             assignment,
             deadline=now + assignment.timeout_seconds,
             decode_peer=decode,
-            lease_id=secrets.token_hex(8),
             phase=Phase.CREDIT_WAIT,
             arrived=now,
         )
@@ -98,17 +102,23 @@ class PrefillRole:
         self._attempts.begin(running)
         task = self._in_background(self._own(running, decode))
 
+    async def rebind(self, order: RebindOrder) -> RebindReport:
+        """Another decode worker seems to have room for a prompt that still waits for a credit."""
+        wait = self._waits.get(order.attempt)
+        if wait is None:
+            return RebindReport(RebindOutcome.SETTLED, f"{order.attempt} waits for no credit here")
+        return await wait.rebind(order.decode, min(order.wait_seconds, self._credit_wait_s))
+
     # -- the owner of one attempt ------------------------------------------------------------
 
     async def _own(self, running: Running, decode: Peer) -> None:
         sequence = running.sequence
         outcome = "aborted"
-        reserved = True  # unless the target said no
+        has_credit = False
         try:
             async with asyncio.timeout(max(0.0, sequence.deadline - self._clock())):
-                if (failure := await self._reserve(sequence, decode)) is not None:
-                    reserved = False
-                    raise failure.to_error()
+                decode = await self._credit(sequence, decode)
+                has_credit = True
                 outcome = await self._stream_chunks(running, decode)
         except asyncio.CancelledError:
             pass  # the gateway, or the reader, wants it no more
@@ -127,30 +137,44 @@ class PrefillRole:
             if outcome != "handed_off":
                 self._engine.post(lambda: self._engine.drop(sequence))
                 self._end_queued_leases(running)
-                if reserved:
-                    self._in_background(self._cancel(sequence, decode, outcome))
+                if has_credit:
+                    lease_id = sequence.lease_id
+                    self._in_background(self._cancel(sequence, decode, lease_id, outcome))
 
-    async def _reserve(self, sequence: Sequence, decode: Peer) -> Failure | None:
-        """Wait for a credit; with it the sequence is queued here, under an open lease."""
+    async def _credit(self, sequence: Sequence, decode: Peer) -> Peer:
+        """Wait for a credit; with it the sequence is queued here, under an open lease. Returns
+        whose it is: `decode`, unless the request was bound to another one meanwhile."""
         self._engine.post(lambda: self._engine.expect(sequence.attempt))
-        reservation = Reservation(
-            sequence.assignment, self._peers.me, sequence.lease_id, self._credit_wait_s
-        )
+
+        def reserve(peer: Peer, lease_id: str, wait_s: float) -> Awaitable[ReserveOutcome]:
+            reservation = Reservation(sequence.assignment, self._peers.me, lease_id, wait_s)
+            return self._reserve(peer, reservation)
+
+        wait = self._waits[sequence.attempt] = CreditWait(decode, self._credit_wait_s, reserve)
         try:
-            outcome = await self._peers.client(decode).reserve(
-                reservation, deadline_s=self._credit_wait_s + 5.0
-            )
+            credit = await wait.result()
+            sequence.decode_peer, sequence.lease_id = credit.decode, credit.lease_id
+            self._leases.open(credit.lease_id, credit.decode.identity, sequence.attempt)
+            self._engine.post(lambda: self._engine.add(sequence, credit.num_cached_blocks))
+            return credit.decode
+        finally:
+            del self._waits[sequence.attempt]
+            for asked in wait.losers:
+                self._in_background(
+                    self._cancel(sequence, asked.decode, asked.lease_id, "it waits no more")
+                )
+
+    async def _reserve(self, decode: Peer, reservation: Reservation) -> ReserveOutcome:
+        deadline_s = reservation.wait_seconds + 5.0
+        try:
+            return await self._peers.client(decode).reserve(reservation, deadline_s=deadline_s)
         except (Unavailable, StaleReference) as error:
             raise AttemptFailed(FailureKind.PEER_LOST, error.message) from error
         except DeadlineExceeded as error:
             raise AttemptFailed(FailureKind.CREDIT_TIMEOUT, error.message) from error
         except AttemptFailed as error:  # the target's own words, for which we are not to blame
-            return Failure(FailureKind.CREDIT_REFUSED, error.message, error.retryable)
-        if outcome.failure is None:
-            self._leases.open(sequence.lease_id, decode.identity, sequence.attempt)
-            known = outcome.num_cached_blocks
-            self._engine.post(lambda: self._engine.add(sequence, known))
-        return outcome.failure
+            failure = Failure(FailureKind.CREDIT_REFUSED, error.message, error.retryable)
+            return ReserveOutcome(failure=failure)
 
     async def _stream_chunks(self, running: Running, decode: Peer) -> str:
         """Follow the engine's events to the one that ends the attempt; returns the outcome."""
@@ -218,7 +242,7 @@ class PrefillRole:
             if isinstance(event, ChunkReady):
                 self.discard(event)
 
-    async def _cancel(self, sequence: Sequence, decode: Peer, reason: str) -> None:
+    async def _cancel(self, sequence: Sequence, decode: Peer, lease_id: str, reason: str) -> None:
         """Tell the other half at once; its Release frees the blocks.
 
         If it does not answer, or has nothing to release, the lease ends here and now: should it
@@ -230,7 +254,7 @@ class PrefillRole:
             )
         except SegueError as error:
             logger.info("could not cancel %s at %s: %s", sequence.attempt, decode.identity, error)
-            self._leases.abandon(sequence.lease_id, sequence.attempt)
+            self._leases.abandon(lease_id, sequence.attempt)
 
     def _report(self, sequence: Sequence, error: SegueError) -> str:
         failure = (

@@ -18,6 +18,8 @@ from segue.cluster.handoff import (
     LeaseVerdict,
     MigrationOrder,
     MigrationReport,
+    RebindOrder,
+    RebindReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -150,6 +152,9 @@ class WorkerService:
 
     async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         return self.leases.renew(holder, lease_ids)
+
+    async def rebind(self, order: RebindOrder) -> RebindReport:
+        return await self.prefill.rebind(order)
 
     async def migrate(self, order: MigrationOrder) -> MigrationReport:
         return await self.migrations.migrate(order)

@@ -35,6 +35,7 @@ def report(
     scheduler, cache, counters = engine.scheduler, engine.cache, engine.counters
     blocks = cache.pool.counts()
     block_bytes = parts.facts.block_bytes
+    unpromised = max(0, cache.pool.num_available - cache.promised_blocks)
     held = Counter(reason.value for reason in dict(scheduler.held).values())
     gauges = {
         "running_requests": len(scheduler.generation) + len(scheduler.context),
@@ -48,6 +49,7 @@ def report(
         "kv_blocks_total": cache.pool.num_blocks,
         "kv_block_bytes": block_bytes,
         "kv_blocks_promised": cache.promised_blocks,
+        "kv_tokens_unpromised": unpromised * cache.block_size,
         "free_slots": scheduler.max_num_seqs - scheduler.num_admitted,
         **decode.credits.gauges(),
         **expected_output(scheduler.settings.policy),

@@ -298,6 +298,26 @@ class RenewReply(_message.Message):
     unknown_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, unknown_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class RebindRequest(_message.Message):
+    __slots__ = ("target", "attempt", "decode", "wait_seconds")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    target: WorkerIdentity
+    attempt: AttemptId
+    decode: Peer
+    wait_seconds: float
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., decode: _Optional[_Union[Peer, _Mapping]] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class RebindReply(_message.Message):
+    __slots__ = ("outcome", "reason")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    reason: str
+    def __init__(self, outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class MigrateRequest(_message.Message):
     __slots__ = ("target", "attempt", "destination", "new_attempt", "known_position")
     TARGET_FIELD_NUMBER: _ClassVar[int]

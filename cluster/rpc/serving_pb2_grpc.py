@@ -74,6 +74,11 @@ class WorkerStub:
                 request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewRequest.SerializeToString,
                 response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.Rebind = channel.unary_unary(
+                '/segue.v1.Worker/Rebind',
+                request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RebindRequest.SerializeToString,
+                response_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RebindReply.FromString,
+                _registered_method=True)
         self.Migrate = channel.unary_unary(
                 '/segue.v1.Worker/Migrate',
                 request_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.MigrateRequest.SerializeToString,
@@ -152,6 +157,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rebind(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Migrate(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -224,6 +235,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewRequest.FromString,
                     response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewReply.SerializeToString,
+            ),
+            'Rebind': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebind,
+                    request_deserializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RebindRequest.FromString,
+                    response_serializer=segue_dot_cluster_dot_rpc_dot_serving__pb2.RebindReply.SerializeToString,
             ),
             'Migrate': grpc.unary_unary_rpc_method_handler(
                     servicer.Migrate,
@@ -467,6 +483,33 @@ class Worker:
             '/segue.v1.Worker/Renew',
             segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewRequest.SerializeToString,
             segue_dot_cluster_dot_rpc_dot_serving__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Worker/Rebind',
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.RebindRequest.SerializeToString,
+            segue_dot_cluster_dot_rpc_dot_serving__pb2.RebindReply.FromString,
             options,
             channel_credentials,
             insecure,

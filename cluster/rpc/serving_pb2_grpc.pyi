@@ -42,6 +42,7 @@ class WorkerStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_serving_pb2.CancelRequest, _serving_pb2.CancelReply]
     Release: _grpc.UnaryUnaryMultiCallable[_serving_pb2.ReleaseRequest, _serving_pb2.ReleaseReply]
     Renew: _grpc.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]
+    Rebind: _grpc.UnaryUnaryMultiCallable[_serving_pb2.RebindRequest, _serving_pb2.RebindReply]
     Migrate: _grpc.UnaryUnaryMultiCallable[_serving_pb2.MigrateRequest, _serving_pb2.MigrateReply]
     Drain: _grpc.UnaryUnaryMultiCallable[_serving_pb2.DrainRequest, _serving_pb2.DrainReply]
     Describe: _grpc.UnaryUnaryMultiCallable[_serving_pb2.DescribeRequest, _serving_pb2.WorkerDescription]
@@ -59,6 +60,7 @@ class WorkerAsyncStub(WorkerStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_serving_pb2.CancelRequest, _serving_pb2.CancelReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_serving_pb2.ReleaseRequest, _serving_pb2.ReleaseReply]  # type: ignore[assignment]
     Renew: _aio.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]  # type: ignore[assignment]
+    Rebind: _aio.UnaryUnaryMultiCallable[_serving_pb2.RebindRequest, _serving_pb2.RebindReply]  # type: ignore[assignment]
     Migrate: _aio.UnaryUnaryMultiCallable[_serving_pb2.MigrateRequest, _serving_pb2.MigrateReply]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_serving_pb2.DrainRequest, _serving_pb2.DrainReply]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_serving_pb2.DescribeRequest, _serving_pb2.WorkerDescription]  # type: ignore[assignment]
@@ -121,6 +123,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _serving_pb2.RenewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_serving_pb2.RenewReply, _abc.Awaitable[_serving_pb2.RenewReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Rebind(
+        self,
+        request: _serving_pb2.RebindRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.RebindReply, _abc.Awaitable[_serving_pb2.RebindReply]]: ...
 
     @_abc_1.abstractmethod
     def Migrate(

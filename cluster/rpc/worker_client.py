@@ -10,6 +10,8 @@ from segue.cluster.handoff import (
     LeaseVerdict,
     MigrationOrder,
     MigrationReport,
+    RebindOrder,
+    RebindReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -21,6 +23,7 @@ from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.channel import open_channel
 from segue.cluster.rpc.fleet_codec import status_from_pb
 from segue.cluster.rpc.migration_codec import migration_report_from_pb, migration_to_pb
+from segue.cluster.rpc.rebind_codec import rebind_report_from_pb, rebind_to_pb
 from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 
@@ -95,6 +98,12 @@ class WorkerClient:
         )
         reply = await self._channel.unary(self._stub.Renew, request, deadline_s=deadline_s)
         return set(reply.unknown_lease_ids)
+
+    async def rebind(self, order: RebindOrder, *, deadline_s: float) -> RebindReport:
+        request = rebind_to_pb(self.peer.identity, order)
+        return rebind_report_from_pb(
+            await self._channel.unary(self._stub.Rebind, request, deadline_s=deadline_s)
+        )
 
     async def migrate(self, order: MigrationOrder, *, deadline_s: float) -> MigrationReport:
         request = migration_to_pb(self.peer.identity, order)

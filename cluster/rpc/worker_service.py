@@ -11,6 +11,7 @@ from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.fleet_codec import status_to_pb
 from segue.cluster.rpc.migration_codec import migration_from_pb, migration_report_to_pb
+from segue.cluster.rpc.rebind_codec import rebind_from_pb, rebind_report_to_pb
 from segue.cluster.rpc.server import Context
 from segue.cluster.worker_api import WorkerApi
 
@@ -87,6 +88,10 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
             holder = codec.identity_from_pb(request.holder)
             unknown = await self._worker.renew(holder, list(request.lease_ids))
             return pb.RenewReply(unknown_lease_ids=unknown)
+
+    async def Rebind(self, request: pb.RebindRequest, context: Context) -> pb.RebindReply:
+        with self._fenced(Use.REBIND, request.target):
+            return rebind_report_to_pb(await self._worker.rebind(rebind_from_pb(request)))
 
     async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateReply:
         with self._fenced(Use.MIGRATE, request.target):

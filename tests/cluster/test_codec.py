@@ -11,6 +11,9 @@ from segue.cluster.handoff import (
     Failure,
     MigrationOrder,
     MigrationReport,
+    RebindOrder,
+    RebindOutcome,
+    RebindReport,
     Reservation,
     TokenDelta,
 )
@@ -23,6 +26,12 @@ from segue.cluster.rpc.migration_codec import (
     migration_report_from_pb,
     migration_report_to_pb,
     migration_to_pb,
+)
+from segue.cluster.rpc.rebind_codec import (
+    rebind_from_pb,
+    rebind_report_from_pb,
+    rebind_report_to_pb,
+    rebind_to_pb,
 )
 from segue.cluster.rpc.retention_codec import retention_from_pb
 
@@ -147,3 +156,14 @@ def test_migration_report_round_trip(number: int, num_bytes: int, seconds: float
     sent = MigrationReport(number, number // 2, num_bytes, number // 3, seconds)
     wire = migration_report_to_pb(sent).SerializeToString()
     assert migration_report_from_pb(serving_pb2.MigrateReply.FromString(wire)) == sent
+
+
+def test_rebinding_round_trip() -> None:
+    target, decode = WorkerIdentity("prefill-0", "aa"), WorkerIdentity("decode-1", "bb")
+    sent = RebindOrder(AttemptId("r", 3), Peer(decode, "h:1"), 0.5)
+    message = serving_pb2.RebindRequest.FromString(rebind_to_pb(target, sent).SerializeToString())
+    assert rebind_from_pb(message) == sent
+    assert codec.identity_from_pb(message.target) == target
+    for outcome in RebindOutcome:
+        report = RebindReport(outcome, "why")
+        assert rebind_report_from_pb(rebind_report_to_pb(report)) == report

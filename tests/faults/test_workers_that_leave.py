@@ -125,6 +125,32 @@ async def test_a_stream_moves(
     await fleet.settled()
 
 
+async def test_a_prompt_that_waits_for_room_goes_where_some_appears(
+    fleet: LocalFleet, undisturbed: list[int], no_failures: Callable[[], bool]
+) -> None:
+    """Both decode workers are promised away; then one of them has room again."""
+    fillers = [Stream(fleet, f"filler-{number}", 1, num_tokens=3700) for number in range(2)]
+    for filler in fillers:
+        await filler.come_so_far()
+    late = Stream(fleet, "late", 1)
+    await until(lambda: "late" in fleet.journeys.running)
+    waits_at = writer_of(fleet, "late")
+    room_at = {"decode-0": "decode-1", "decode-1": "decode-0"}[waits_at]
+    gone = next(filler for filler in fillers if writer_of(fleet, filler.name) == room_at)
+    await asyncio.wait({late.task}, timeout=2.0)  # long enough for a view or two
+    assert not late.reached.is_set()
+    gone.task.cancel()
+    await late.come_so_far()
+    assert writer_of(fleet, "late") == room_at
+    assert (await late.task).tokens == undisturbed
+    assert fleet.journeys.counters.rebindings["moved"] == 1
+    for filler in fillers:
+        filler.task.cancel()
+    await asyncio.gather(*(filler.task for filler in fillers), return_exceptions=True)
+    assert no_failures()
+    await fleet.settled()
+
+
 async def test_a_decode_worker_with_four_streams_drains(
     fleet: LocalFleet, undisturbed: list[int], no_failures: Callable[[], bool]
 ) -> None:

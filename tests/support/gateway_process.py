@@ -19,6 +19,7 @@ from segue.router.gateway import create_app
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
 from segue.router.migration import Migrations
+from segue.router.rebinding import Rebinding
 from segue.router.server import GatewayServer
 
 
@@ -37,6 +38,7 @@ async def serve(folder: Path, port: int) -> None:
     journeys = build_generator(settings.config, watcher, links)
     migrations = Migrations(journeys, links, lambda: watcher.view)
     evacuation = Evacuation(watcher, journeys, migrations)
+    rebinding = Rebinding(watcher, journeys, links, settings.config.gateway.recovery.rebind_wait_s)
     metrics = FleetMetrics(model.card.id, links, journeys.counters)
 
     async def status() -> dict[str, object]:
@@ -60,6 +62,7 @@ async def serve(folder: Path, port: int) -> None:
     with open_listener("127.0.0.1", port) as listener:
         await server.serve(sockets=[listener])
     await evacuation.close()
+    await rebinding.close()
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     await links.close()

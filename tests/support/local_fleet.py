@@ -31,6 +31,7 @@ from segue.router.evacuation import Evacuation
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
 from segue.router.migration import Migrations
+from segue.router.rebinding import Rebinding
 
 TOKEN = "cluster-token-of-tests"
 
@@ -180,12 +181,14 @@ async def local_fleet(
     tasks = [asyncio.create_task(controller.run()), asyncio.create_task(watcher.run())]
     migrations = Migrations(journeys, links, lambda: watcher.view)
     evacuation = Evacuation(watcher, journeys, migrations)
+    rebinding = Rebinding(watcher, journeys, links, config.gateway.recovery.rebind_wait_s)
     fleet = LocalFleet(watcher, links, journeys, migrations)
     try:
         await fleet.ready(sum(pool.num_replicas for pool in config.pools.values()))
         yield fleet
     finally:
         await evacuation.close()
+        await rebinding.close()
         await links.close()
         for task in tasks:
             task.cancel()

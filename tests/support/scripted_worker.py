@@ -19,6 +19,8 @@ from segue.cluster.handoff import (
     LeaseVerdict,
     MigrationOrder,
     MigrationReport,
+    RebindOrder,
+    RebindReport,
     Reservation,
     ReserveOutcome,
     TokenDelta,
@@ -44,6 +46,8 @@ class ScriptedWorker:
     aborted: list[AttemptId] = field(default_factory=list)
     orders: list[MigrationOrder] = field(default_factory=list)
     outcomes: asyncio.Queue[MigrationReport | SegueError] = field(default_factory=asyncio.Queue)
+    rebinds: list[RebindOrder] = field(default_factory=list)
+    rebind_reports: asyncio.Queue[RebindReport] = field(default_factory=asyncio.Queue)
     drained: list[str] = field(default_factory=list)
     fences: Fences = field(default_factory=Fences)
     server: RpcServer | None = None
@@ -101,6 +105,10 @@ class ScriptedWorker:
 
     async def renew(self, holder: WorkerIdentity, lease_ids: Sequence[str]) -> list[str]:
         raise NotImplementedError
+
+    async def rebind(self, order: RebindOrder) -> RebindReport:
+        self.rebinds.append(order)
+        return await self.rebind_reports.get()
 
     async def migrate(self, order: MigrationOrder) -> MigrationReport:
         self.orders.append(order)
