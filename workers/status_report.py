@@ -5,9 +5,10 @@ from collections import Counter
 from segue.cluster.worker_status import WorkerStatus
 from segue.workers.attempts import Attempts
 from segue.workers.decode_role import DecodeRole
+from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.parts import WorkerParts
-from segue.workers.scheduler.capacity import CapacityPolicy
+from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.sequence import Phase
 from segue.workers.watchdog import Diagnosis
 
@@ -18,10 +19,18 @@ BLOCK_COUNTS = (
 _WAITING = (Phase.CREDIT_WAIT, Phase.QUEUED)  # for room on the decode worker; for blocks or a slot
 
 
-def expected_output(policy: CapacityPolicy) -> dict[str, int]:
-    """Nothing if room is promised to whole answers."""
-    tokens = policy.usual_answer
-    return {} if tokens is None else {"expected_output_tokens": tokens}
+def _room(cache: KVCache, scheduler: Scheduler) -> dict[str, float]:
+    """Blocks by state, and what is left to promise; of answers only if not all of them is."""
+    unpromised = max(0, cache.pool.num_available - cache.promised_blocks)
+    usual = scheduler.settings.policy.usual_answer
+    return {
+        "kv_blocks_total": cache.pool.num_blocks,
+        "kv_blocks_promised": cache.promised_blocks,
+        "kv_tokens_unpromised": unpromised * cache.block_size,
+        "free_slots": scheduler.max_num_seqs - scheduler.num_admitted,
+        **({} if usual is None else {"expected_output_tokens": usual}),
+        **{f"kv_blocks_{state.value}": count for state, count in cache.pool.counts().items()},
+    }
 
 
 def report(
@@ -33,9 +42,7 @@ def report(
 ) -> WorkerStatus:
     engine, receiver = parts.engine, parts.receiver
     scheduler, cache, counters = engine.scheduler, engine.cache, engine.counters
-    blocks = cache.pool.counts()
     block_bytes = parts.facts.block_bytes
-    unpromised = max(0, cache.pool.num_available - cache.promised_blocks)
     held = Counter(reason.value for reason in dict(scheduler.held).values())
     gauges = {
         "running_requests": len(scheduler.generation) + len(scheduler.context),
@@ -46,14 +53,9 @@ def report(
         "event_loop_lag_seconds": parts.lag.seconds,
         "reads_in_flight": receiver.num_in_flight,
         "reads_overdue": receiver.num_overdue,
-        "kv_blocks_total": cache.pool.num_blocks,
         "kv_block_bytes": block_bytes,
-        "kv_blocks_promised": cache.promised_blocks,
-        "kv_tokens_unpromised": unpromised * cache.block_size,
-        "free_slots": scheduler.max_num_seqs - scheduler.num_admitted,
+        **_room(cache, scheduler),
         **decode.credits.gauges(),
-        **expected_output(scheduler.settings.policy),
-        **{f"kv_blocks_{state.value}": count for state, count in blocks.items()},
         **{f"held_{reason}": count for reason, count in held.items()},
     }
     totals = {
