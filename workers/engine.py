@@ -237,7 +237,7 @@ class Engine:
         self._apply(plan, result)
         counters = self.counters
         counters.steps += 1
-        counters.context_tokens += plan.num_tokens - plan.num_generation_tokens
+        counters.context_tokens += plan.num_context_tokens
         counters.last_progress = self._clock()
 
     def _copy_blocks(self, plan: StepPlan) -> None:

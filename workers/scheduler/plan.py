@@ -85,7 +85,14 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens for s in self.context) + self.num_generation_tokens
+        return self.num_context_tokens + self.num_generation_tokens
+
+    @property
+    def num_context_tokens(self) -> int:
+        total = 0
+        for item in self.context:
+            total += item.num_tokens
+        return total
 
     @property
     def is_empty(self) -> bool:
