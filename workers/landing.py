@@ -31,6 +31,7 @@ class Landing:
     reservation: Reservation
     announced: asyncio.Queue[Announcement] = field(default_factory=asyncio.Queue)
     granted: asyncio.Future[int] = field(default_factory=asyncio.Future)
+    heard: list[Announcement] = field(default_factory=list)  # one a chunk
     reads: list[BlockRead] = field(default_factory=list)
     generation: int | None = None
     next_block: int = 0
@@ -77,6 +78,10 @@ class Landing:
         """
         while True:
             announcement = await self.announced.get()
+            if announcement in self.heard:  # delivered twice
+                self.announced.task_done()
+                continue
+            self.heard.append(announcement)
             end = announcement.first_block + len(announcement.block_ids)
             if self.reservation.grows and end > len(self.sequence.block_ids):
                 await grow(end)

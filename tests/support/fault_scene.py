@@ -36,10 +36,7 @@ class Scene:
         for filler in self.fillers:
             filler.hang_up()
         for plan in self.fleet.plans.values():
-            kept = {name: getattr(plan.read(), name) for name in keep}
-            plan.clear()
-            if kept:
-                plan.change(**kept)
+            plan.clear(keep)
 
     @property
     def streams(self) -> list[AnswerStream]:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from fault_fleet import FaultFleet
 from fault_matrix import OF_BLOCKS, STOP_S, WORKERS, Cell, Component, Fault
@@ -74,8 +75,9 @@ async def _spoil_blocks(scene: Scene, cell: Cell) -> Undo:
         scene.let_go()
         plan.change(reads="corrupt")
     else:
-        scene.let_go()
-        plan.change(**({"serves_readers": False} if at_source else {"reads": "stall"}))
+        stall: dict[str, Any] = {"serves_readers": False} if at_source else {"reads": "stall"}
+        plan.change(**stall)
+        scene.let_go(keep=tuple(stall))
 
     async def undo() -> None:
         plan.clear()
@@ -86,10 +88,10 @@ async def _spoil_blocks(scene: Scene, cell: Cell) -> Undo:
 def _cut(scene: Scene, cell: Cell) -> Undo:
     """Reads between the workers stop with the rest, whichever of the two is cut off."""
     fleet = scene.fleet
-    scene.let_go()
     fleet.network.cut(fleet.place(cell.component), Cut(True, cell.fault is Fault.CUT_BOTH_WAYS))
     if cell.component in WORKERS:
         fleet.plans["decode-0"].change(reads="stall")
+    scene.let_go(keep=("reads",) if cell.component in WORKERS else ())
 
     def heal() -> None:
         fleet.network.heal()

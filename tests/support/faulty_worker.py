@@ -6,16 +6,15 @@ It advertises the address of the proxy (network.py) that stands before it, if th
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from fault_plan import FOLDER_VARIABLE, FaultPlan, PlanFile, Sighting, report_sighting
+from fault_plan import FOLDER_VARIABLE, PlanFile, Sighting, report_sighting
+from faulty_calls import FaultyCalls
 from faulty_transport import FaultyTransport
 
-from segue.cluster.errors import SegueError, Unavailable
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.launcher import WorkerSettings
 from segue.cluster.rpc.server import RpcServer, start_server
@@ -30,51 +29,7 @@ from segue.workers.models.spec import ModelSpec
 from segue.workers.process import WorkerProcess
 from segue.workers.service import WorkerService
 
-HOLD_POLL_SECONDS = 0.01
 SPOIL_POLL_SECONDS = 0.02
-
-
-class FaultyCalls:
-    """Stands before a worker's calls: holds them, serves them twice, loses their answers."""
-
-    def __init__(self, worker: WorkerApi, plan: Callable[[], FaultPlan]) -> None:
-        self.worker = worker
-        self.held: list[str] = []
-        self.on_held: Callable[[], None] = lambda: None
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.worker, name)
-        if name in ("identity", "fences", "frames", "status"):
-            return method
-
-        async def call(*arguments: Any) -> Any:
-            return await self._serve(name, lambda: method(*arguments))
-
-        return call
-
-    async def _serve(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        if name in self._plan().held:
-            await self._hold(name)
-        answer = await call()
-        if name in self._plan().twice:
-            try:
-                await call()
-            except SegueError:
-                pass  # its answer has nobody to go to
-        if name in self._plan().unanswered:
-            raise Unavailable(f"the answer of {name} was lost")
-        return answer
-
-    async def _hold(self, name: str) -> None:
-        self.held.append(name)
-        self.on_held()
-        try:
-            while name in self._plan().held:
-                await asyncio.sleep(HOLD_POLL_SECONDS)
-        finally:
-            self.held.remove(name)
-            self.on_held()
 
 
 class FaultyWorker(WorkerProcess):

@@ -27,6 +27,7 @@ from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.cluster.rpc.server import RpcServer, start_server
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.cluster.rpc.worker_service import add_worker_service
+from segue.cluster.worker_api import WorkerApi
 from segue.kvtransfer.checksum import block_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport
@@ -204,6 +205,7 @@ class NodeKind:
     expected_output: str | int = "full"
     receiver: type[Receiver] = Receiver
     transport: Callable[[LoopbackFabric, str], Transport] = LoopbackTransport
+    calls: Callable[[WorkerService], WorkerApi] = lambda service: service
 
 
 async def start_node(
@@ -247,7 +249,9 @@ async def start_node(
     receiver.start()
     engine.start()
     server = await start_server(
-        token=TOKEN, host="127.0.0.1", register=lambda server: add_worker_service(server, service)
+        token=TOKEN,
+        host="127.0.0.1",
+        register=lambda server: add_worker_service(server, kind.calls(service)),
     )
     peers.address = server.address
     client = WorkerClient(peers.me, TOKEN)
