@@ -7,7 +7,7 @@ from typing import Any
 
 from answer_stream import AnswerStream
 from fault_fleet import POLL_SECONDS, FaultFleet, token_ids
-from fault_matrix import Cell, Component, Fault, Stage
+from fault_matrix import Cell, Stage
 from fault_plan import last_sighting
 
 PROMPT = token_ids(5, 270)
@@ -52,7 +52,7 @@ async def bring(fleet: FaultFleet, cell: Cell) -> Scene:
         case Stage.PREFILLING:
             return await _prefilling(fleet)
         case Stage.TRANSFER:
-            return await _transferring(fleet, cell)
+            return await _transferring(fleet)
         case Stage.BEFORE_RELEASE:
             return await _before_release(fleet)
         case Stage.STREAMING:
@@ -94,12 +94,9 @@ async def _prefilling(fleet: FaultFleet) -> Scene:
     return scene
 
 
-async def _transferring(fleet: FaultFleet, cell: Cell) -> Scene:
+async def _transferring(fleet: FaultFleet) -> Scene:
     computed = await _computed(fleet)
-    if (cell.component, cell.fault) == (Component.PREFILL, Fault.STALLED_TRANSFER):
-        fleet.plans["prefill-0"].change(serves_readers=False)
-    else:
-        fleet.plans["decode-0"].change(reads="stall")
+    fleet.plans["decode-0"].change(reads="stall")
     scene = Scene(fleet, fleet.ask(PROMPT, NUM_TOKENS))
     await _until(
         fleet,
