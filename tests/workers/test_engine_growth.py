@@ -75,6 +75,31 @@ def test_the_head_of_the_queue_waits_only_for_what_is_landing() -> None:
     desk.assert_idle()
 
 
+@pytest.mark.parametrize("lands", [False, True])
+@pytest.mark.parametrize("expected_output", [1, 4, 9])
+def test_an_endless_stream_of_later_requests_starves_nobody(
+    expected_output: int, lands: bool
+) -> None:
+    """Each of them fits beside a long answer, until that has grown; short ones keep coming."""
+    desk = Balance(12, policy="guaranteed_no_evict", expected_output=expected_output)
+    longs = [sequence_of(f"long-{n}", [n, 2, 3], 40) for n in range(2)]
+    for sequence in longs:
+        desk.engine.add(sequence)
+    for number in range(600):
+        source = PEER if lands else None
+        desk.engine.add(sequence_of(f"short-{number}", [number % 90] * 5, 6, source=source))
+        desk.engine.run_once()
+        if {"long-0", "long-1"} <= set(desk.ended):
+            break
+    assert {"long-0", "long-1"} <= set(desk.ended)
+    for sequence in longs:
+        prompt = sequence.request.prompt_token_ids
+        assert desk.tokens(sequence.request.request_id) == expected_tokens(prompt, 40)
+        assert sequence.num_pauses <= 4
+    desk.run(lambda: len(desk.ended) == 2 + number + 1, limit=9000)
+    desk.assert_idle()
+
+
 requests = st.tuples(
     st.integers(1, 20),  # tokens of the prompt
     st.integers(1, 24),  # most tokens of the answer
