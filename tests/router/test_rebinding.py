@@ -99,10 +99,11 @@ async def test_a_refusal_leaves_everything_as_it_was(scene: Scene) -> None:
     assert scene.answer.tokens == [50] and not scene.rig.journeys.counters.failures
 
 
-async def test_without_a_word_whoever_speaks_has_it(scene: Scene) -> None:
+async def test_a_request_that_has_its_credit_goes_on_where_it_is(scene: Scene) -> None:
     scene.prefill.rebind_reports.put_nowait(RebindReport(RebindOutcome.SETTLED))
     await until(lambda: scene.outcomes)
     scene.prefill.say(ATTEMPT, 3, 50)
+    await until(lambda: scene.answer.tokens == [50])
     scene.first.say(ATTEMPT, 4, 51, finish=FinishReason.STOP)
     await scene.answer.end()
     assert scene.answer.tokens == [50, 51]
