@@ -155,6 +155,8 @@ class PrefillRole:
             credit = await wait.result()
             sequence.decode_peer, sequence.lease_id = credit.decode, credit.lease_id
             self._leases.open(credit.lease_id, credit.decode.identity, sequence.attempt)
+            if credit.decode != decode:
+                self._engine.post(lambda: self._engine.scheduler.rebound(sequence.attempt))
             self._engine.post(lambda: self._engine.add(sequence, credit.num_cached_blocks))
             return credit.decode
         finally:

@@ -40,6 +40,7 @@ from segue.workers.batch import PackedBatch
 from segue.workers.engine import Engine
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
+from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.service import WorkerService
 from segue.workers.step_execution import StepExecution
 from segue.workers.step_outcome import StepOutcome
@@ -229,6 +230,7 @@ async def start_node(
         make_scheduler(num_blocks, BLOCK_SIZE, chunk=chunk, expected_output=kind.expected_output),
         StepExecution(runner, runner.checksums if transfer.checksum else None),
         say,
+        recorder=PlanRecorder(64),
     )
     transport = kind.transport(fabric, identity.incarnation)
     area = ProbeArea(

@@ -37,7 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(
-    folder: Path, names: list[str], num_blocks: int, policy: str, kv_cache_dtype: str = "auto"
+    folder: Path,
+    names: list[str],
+    num_blocks: int,
+    policy: str,
+    kv_cache_dtype: str = "auto",
+    expected_output: str | int = "full",
 ) -> tuple[dict[str, list[int]], int]:
     """What each request is told, and how often one was paused."""
     runner = ModelRunner(
@@ -55,7 +60,9 @@ def answers(
         for _, delta in outcome.deltas():
             told[delta.attempt.request_id] += delta.token_ids
 
-    scheduler = make_scheduler(num_blocks, max_num_seqs=8, chunk=8, policy=policy)
+    scheduler = make_scheduler(
+        num_blocks, max_num_seqs=8, chunk=8, policy=policy, expected_output=expected_output
+    )
     engine = Engine(scheduler, StepExecution(runner, None), hear)
     for name in names:
         engine.add(make_sequence(name, PROMPTS[name], ANSWER))
@@ -80,3 +87,8 @@ def test_alone_in_company_and_paused_say_the_same(folder: Path, kv_cache_dtype: 
     paused, pauses = answers(folder, list(PROMPTS), 20, "max_utilization", kv_cache_dtype)
     assert pauses > 0
     assert paused == alone
+    outgrown, pauses = answers(
+        folder, list(PROMPTS), 20, "guaranteed_no_evict", kv_cache_dtype, expected_output=3
+    )
+    assert pauses > 0
+    assert outgrown == alone

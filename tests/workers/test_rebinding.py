@@ -72,6 +72,9 @@ async def test_it_is_written_where_there_is_room_and_the_first_credit_returns() 
         assert answer.tokens == expected_tokens(LATE, 8)
         assert scene.outcomes == {"moved": 1} and not scene.pair.journeys.counters.failures
         assert scene.other.service.attempts.ended == {"length": 1}
+        steps = await scene.pair.prefill.service.trace(8)
+        told = [r.reason for step in steps for r in step.reasons if r.attempt.startswith("late")]
+        assert told[told.index("rebound") + 1] == "admitted"
         await scene.pair.until(lambda: len(scene.pair.decode.service.attempts) == 1)
         assert scene.pair.decode.service.decode.credits.refused["caller_gone"] == 1
         await scene.settled()

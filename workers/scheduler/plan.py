@@ -26,6 +26,7 @@ class Reason(StrEnum):
     TOKEN_BUDGET = "token_budget"  # max_num_batched_tokens is used up in this step
     WAITING_FOR_REUSE = "waiting_for_reuse"  # another one computes what it would share
     WAITING_FOR_CREDIT = "waiting_for_credit"  # its decode worker has no room for it yet
+    REBOUND = "rebound"  # another decode worker had room sooner: it has the credit from there
     WAITING_FOR_KV = "waiting_for_kv"  # its context is on its way from a peer
     MIGRATING = "migrating"  # it has stopped, for another worker to take over
     EVICTED = "evicted"  # idle cached blocks were given up for it and those admitted before it

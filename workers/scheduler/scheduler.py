@@ -78,6 +78,10 @@ class Scheduler:
         self.held[attempt] = Reason.WAITING_FOR_CREDIT
         self._told.append(Decision(attempt, Reason.WAITING_FOR_CREDIT))
 
+    def rebound(self, attempt: AttemptId) -> None:
+        """Another decode worker than the one that was asked first has granted the credit."""
+        self._told.append(Decision(attempt, Reason.REBOUND))
+
     def add(self, sequence: Sequence) -> None:
         self._ranking.place(sequence)
         self._wait(sequence)
