@@ -180,10 +180,13 @@ class NurseryClient:
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(self.path)
-                writer.write(json.dumps({"verb": verb, "name": name, **more}).encode() + b"\n")
-                answer: dict[str, Any] = json.loads(await reader.readline())
-                writer.close()
-                return answer
+                try:
+                    question = {"verb": verb, "name": name, **more}
+                    writer.write(json.dumps(question).encode() + b"\n")
+                    answer: dict[str, Any] = json.loads(await reader.readline())
+                    return answer
+                finally:  # also of a caller that is cancelled
+                    writer.close()
         except (OSError, TimeoutError, ValueError) as error:
             raise Unavailable(f"the nursery does not answer: {error}") from error
 
