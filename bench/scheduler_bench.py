@@ -29,6 +29,7 @@ from segue.workers.scheduler.plan import StepPlan
 from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.sequence import Sequence
 from segue.workers.step_execution import StepExecution, StepResult
+from segue.workers.step_outcome import StepOutcome
 
 BLOCK_SIZE = 16
 RUNNING = (16, 64, 256, 1024)
@@ -81,13 +82,15 @@ class Requests:
         return Sequence(Assignment(request, 1, (), "gateway", 600.0), deadline=1e12)
 
 
-def engine_for(running: int, num_blocks: int) -> Engine:
+def engine_for(running: int, num_blocks: int, told: list[StepOutcome] | None = None) -> Engine:
+    """What it has to say is appended to `told`: a worker's event loop takes it from there."""
     cache = KVCache(
         BlockPool(num_blocks), BLOCK_SIZE, KeyScope("model", "float32", BLOCK_SIZE, "rope")
     )
     budget = StepBudget(16384, 8192, BLOCK_SIZE)
     scheduler = Scheduler(cache, budget, SchedulerSettings(running, priority_ageing_seconds=30.0))
-    return Engine(scheduler, InstantExecution(), lambda outcome: None)
+    listen = (lambda outcome: None) if told is None else told.append
+    return Engine(scheduler, InstantExecution(), listen)
 
 
 def microseconds_per_round(engine: Engine, rounds: int) -> Iterator[float]:
@@ -115,18 +118,19 @@ def churn(running: int, rounds: int = 400) -> float:
 
     The pool holds four times what runs, so nearly every new block takes the place of a cached one.
     """
-    engine, requests = engine_for(running, running * 12), Requests()
+    told: list[StepOutcome] = []
+    engine, requests = engine_for(running, running * 12, told), Requests()
     share = [
         running * (at + 1) // CHURN_LIFETIME - running * at // CHURN_LIFETIME
         for at in range(CHURN_LIFETIME)
     ]
-    made = [
-        [requests.make(CHURN_PROMPT, CHURN_LIFETIME) for _ in range(share[at % CHURN_LIFETIME])]
-        for at in range(rounds + 3 * CHURN_LIFETIME)
-    ]
     _settle_memory()
     times: list[float] = []
-    for at, arriving in enumerate(made):
+    for at in range(rounds + 3 * CHURN_LIFETIME):
+        told.clear()
+        arriving = [
+            requests.make(CHURN_PROMPT, CHURN_LIFETIME) for _ in range(share[at % CHURN_LIFETIME])
+        ]
         began = time.perf_counter_ns()
         for sequence in arriving:
             engine.add(sequence)

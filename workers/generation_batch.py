@@ -1,8 +1,7 @@
 """Every sequence that generates, a row each, in arrays that are changed where something changes.
 
 A step moves all rows on by one token, so a step in which nobody joins, leaves or begins a block
-is a few array operations, whatever the number of rows. What happens to a row later is known when
-it joins: it is written into a calendar under the number of the step.
+is a few array operations, whatever the number of rows.
 
     row          token_ids[row] stands at positions[row] and is computed in the next step
     blocks       block_tables[row, :num_blocks[row]]
@@ -23,7 +22,7 @@ from segue.workers.sequence import Sequence
 Ids = npt.NDArray[np.int64]
 Finish = tuple[Sequence, FinishReason]
 
-FIXED_COLUMNS = 3
+FIXED_COLUMNS = 5
 NO_TOKEN = -1  # equals no token; fills what an array has too much
 FEW = 6  # so many numbers are written one by one in less time than as a list
 
@@ -44,12 +43,11 @@ class GenerationBatch:
         self._rows: list[Sequence] = []
         self._holes: list[int] = []  # rows of those that left: filled before anything is read
         self._members: tuple[Sequence, ...] | None = ()
-        self._beginnings: dict[int, dict[Sequence, None]] = {}  # a block begins, by step
-        self._endings: dict[int, dict[Sequence, None]] = {}  # the last token is drawn, by step
-        self._origins: dict[Sequence, int] = {}  # position minus step: constant while it is here
 
     def _name_columns(self) -> None:
-        self.token_ids, self.positions, self.num_blocks = self._columns[:FIXED_COLUMNS]
+        self.token_ids, self.positions, self.num_blocks = self._columns[:3]
+        self._last = self._columns[3]  # the last position that the request allows
+        self._phase = self._columns[4]  # a block begins in steps of this number, modulo its size
         first_stop = FIXED_COLUMNS + self.block_size
         self._recent = self._columns[FIXED_COLUMNS:first_stop]  # by step, modulo
         self._stops = self._columns[first_stop:]
@@ -58,7 +56,8 @@ class GenerationBatch:
         return len(self._rows) - len(self._holes)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._origins
+        row = sequence.row
+        return row is not None and self._rows[row] is sequence
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -72,7 +71,7 @@ class GenerationBatch:
 
     def join(self, *sequences: Sequence) -> None:
         """Sequences with all their KV but the last token's generate from the next step on."""
-        step, size, origins = self.step, self.block_size, self._origins
+        step, size = self.step, self.block_size
         for sequence in sequences:
             if sequence.num_computed + 1 != len(sequence.tokens) or sequence.row is not None:
                 raise ValueError(f"{sequence.attempt} is not ready to generate")
@@ -91,9 +90,8 @@ class GenerationBatch:
             self._lengthen(row, 0, sequence.block_ids)
             for place, token in enumerate(stops[sequence.request.stop.stop_token_ids]):
                 self._stops[place, row] = token
-            origin = origins[sequence] = position - step
-            _enter(self._beginnings, step + -position % size, sequence)
-            _enter(self._endings, max(step, _ending_step(sequence, origin)), sequence)
+            self._last[row] = sequence.num_prompt + sequence.request.stop.max_tokens - 1
+            self._phase[row] = (step - position) % size
         self._members = None
         self.version += 1
 
@@ -104,14 +102,7 @@ class GenerationBatch:
         if not leaving:
             return
         self.settle(*leaving)
-        step, size = self.step, self.block_size
         for sequence in leaving:
-            origin = self._origins.pop(sequence)
-            until_block = -(step + origin) % size
-            _cross_out(self._beginnings, step + until_block, sequence)
-            if not until_block:  # or it has begun its block in this step already
-                _cross_out(self._beginnings, step + size, sequence)
-            _cross_out(self._endings, max(step, _ending_step(sequence, origin)), sequence)
             if sequence.row is not None:
                 self._holes.append(sequence.row)
             sequence.row = None
@@ -138,14 +129,11 @@ class GenerationBatch:
     def beginning(self) -> list[Sequence]:
         """Those whose next token begins a block, with all their tokens. Once a step."""
         self._close_holes()
-        due = self._beginnings.pop(self.step, None)
-        if not due:
+        due = self._phase[: len(self._rows)] == self.step % self.block_size
+        if not np.count_nonzero(due):
             return []
-        begun = list(due)
+        begun = [self._rows[row] for row in np.flatnonzero(due).tolist()]
         self.settle(*begun)
-        following = self._beginnings.setdefault(self.step + self.block_size, due)
-        if following is not due:
-            following.update(due)
         return begun
 
     def grow(self, *sequences: Sequence) -> None:
@@ -176,13 +164,15 @@ class GenerationBatch:
 
     def settle(self, *sequences: Sequence) -> None:
         """Bring `tokens` and `num_computed` of sequences that have a row up to date."""
-        size, step, origins = self.block_size, self.step, self._origins
+        size, step = self.block_size, self.step
+        position_of, recent = self.positions.item, self._recent
         for sequence in sequences:
-            tokens = sequence.tokens
-            position = sequence.num_computed = step + origins[sequence]
+            tokens, row = sequence.tokens, sequence.row
+            assert row is not None
+            position = sequence.num_computed = position_of(row)
             missing = position + 1 - len(tokens)
             if missing:
-                kept = self._recent[:, sequence.row].tolist()
+                kept = recent[:, row].tolist()
                 first = (step - missing) % size
                 end = first + missing
                 tokens += kept[first:end]
@@ -192,19 +182,20 @@ class GenerationBatch:
     def advance(self, tokens: Ids) -> list[Finish]:
         """Every row drew a token, `tokens` by row. Returns those whose last one it was."""
         self._close_holes()
-        rows = self._rows
-        count = len(rows)
+        count = len(self._rows)
         self._recent[self.step % self.block_size, :count] = tokens
         self.token_ids[:count] = tokens
-        self.positions[:count] += 1
-        candidates = self._endings.pop(self.step, {})
+        positions = self.positions[:count]
+        positions += 1
         self.step += 1
         self.grown.clear()
+        over = positions >= self._last[:count]
         hits = self._stops[:, :count] == tokens
         if np.count_nonzero(hits):
-            for row in np.flatnonzero(hits.any(axis=0)).tolist():
-                candidates[rows[row]] = None
-        return self._finished(candidates) if candidates else []
+            over |= hits.any(axis=0)
+        if not np.count_nonzero(over):
+            return []
+        return self._finished(np.flatnonzero(over).tolist())
 
     def without(self, failed: Collection[Sequence], tokens: Ids) -> Ids:
         """Take out rows that drew nothing; `tokens` follows the rows that move."""
@@ -215,14 +206,13 @@ class GenerationBatch:
             tokens = tokens[[before[sequence] for sequence in self.sequences]]
         return tokens[: len(self)]
 
-    def _finished(self, candidates: Collection[Sequence]) -> list[Finish]:
+    def _finished(self, candidates: list[int]) -> list[Finish]:
         """The stop rule has the last word: min_tokens, for one, forbids an early stop."""
         finished: list[Finish] = []
-        token_of = self.token_ids.item
-        for sequence in candidates:
-            row = sequence.row
-            assert row is not None
-            num_produced = self.step + self._origins[sequence] + 1 - sequence.num_prompt
+        token_of, position_of = self.token_ids.item, self.positions.item
+        for row in candidates:
+            sequence = self._rows[row]
+            num_produced = position_of(row) + 1 - sequence.num_prompt
             finish = sequence.request.stop.check(num_produced, token_of(row))
             if finish is not None:
                 finished.append((sequence, finish))
@@ -238,25 +228,3 @@ class GenerationBatch:
             self._name_columns()
         height = len(self._stops)
         return {ids: [*ids, *[NO_TOKEN] * (height - len(ids))] for ids in found}
-
-
-def _ending_step(sequence: Sequence, origin: int) -> int:
-    """The step that draws the last token that the request allows."""
-    return sequence.num_prompt + sequence.request.stop.max_tokens - 2 - origin
-
-
-def _enter(calendar: dict[int, dict[Sequence, None]], step: int, sequence: Sequence) -> None:
-    entry = calendar.get(step)
-    if entry is None:
-        calendar[step] = {sequence: None}
-    else:
-        entry[sequence] = None
-
-
-def _cross_out(calendar: dict[int, dict[Sequence, None]], step: int, sequence: Sequence) -> None:
-    """Nothing is left behind for a step that is over, or for which nobody is left."""
-    entry = calendar.get(step)
-    if entry is not None:
-        entry.pop(sequence, None)
-        if not entry:
-            del calendar[step]

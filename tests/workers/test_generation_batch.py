@@ -150,5 +150,5 @@ def test_nothing_is_kept_of_those_that_left() -> None:
         batch.beginning()
         batch.advance(np.array([1]))
         batch.leave(sequence)
-    assert not batch._beginnings and not batch._endings
-    assert not batch._origins
+        assert batch.sequences == () and sequence not in batch
+    assert batch.beginning() == [] and len(batch) == 0
