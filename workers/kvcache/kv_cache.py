@@ -179,7 +179,10 @@ class KVCache:
             if count > 0:
                 block_ids = sequence.block_ids
                 first = len(block_ids)
-                block_ids += fresh[given : given + count]
+                if count == 1:
+                    block_ids.append(fresh[given])
+                else:
+                    block_ids += fresh[given : given + count]
                 given += count
                 if sequence.retention is not NOTHING_SPECIAL:
                     self._reuse.retain_fresh(sequence, first)

@@ -60,7 +60,7 @@ def select(
     context: Iterable[Sequence], num_generation_tokens: int, budget: StepBudget
 ) -> MicroBatch:
     """Share what `num_generation_tokens` leave of the budget among `context`, in order."""
-    waiting = list(context)
+    waiting = [*context]
     left = budget.max_num_batched_tokens - num_generation_tokens
     if (whole := _whole(waiting, left, budget)) is not None:
         return MicroBatch(whole, ())

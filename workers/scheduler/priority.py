@@ -40,7 +40,10 @@ class RankedQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in self._entries)
+        return iter(self.in_order())
+
+    def in_order(self) -> list[Sequence]:
+        return [entry[2] for entry in self._entries]
 
     def __contains__(self, sequence: Sequence) -> bool:
         return self._find(sequence) is not None

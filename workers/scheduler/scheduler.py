@@ -95,9 +95,13 @@ class Scheduler:
 
     def start_generation(self, *sequences: Sequence) -> None:
         """Their contexts are complete, computed here or landed, with a first token appended."""
+        contexts = [sequence for sequence in sequences if sequence.phase is Phase.CONTEXT]
+        self.context.take_all(contexts)
         for sequence in sequences:
-            self._withdraw(sequence)
+            if sequence.phase is not Phase.CONTEXT:
+                self._withdraw(sequence)
             sequence.phase = Phase.GENERATION
+        self._unsettled = True
         self.generation.join(*sequences)
 
     def halt(self, sequence: Sequence) -> None:
@@ -194,7 +198,7 @@ class Scheduler:
             CapacityView(
                 cache=cache,
                 max_num_seqs=self.max_num_seqs,
-                waiting=tuple(self.waiting),
+                waiting=self.waiting.in_order(),
                 started=(*self.context, *self.generation.sequences) if policy.pauses else (),
                 num_started=len(self.context) + len(self.generation),
                 num_generating=len(self.generation),
