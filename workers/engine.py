@@ -333,7 +333,7 @@ class Engine:
         sequence.tokens.append(token)
         finish = sequence.request.stop.check(position + 1 - sequence.num_prompt, token)
         cached = 0
-        if position == sequence.num_context:
+        if sequence.num_reused and position == sequence.num_context:
             cached = min(sequence.num_reused, sequence.num_prompt)
         delta = TokenDelta(sequence.attempt, position, (token,), finish, None, cached)
         self._outcome.first_tokens.append((sequence.assignment.gateway_id, delta))

@@ -153,7 +153,9 @@ class GenerationBatch:
         tables = self.block_tables
         while end > tables.shape[1]:
             tables = self.block_tables = np.concatenate((tables, np.zeros_like(tables)), axis=1)
-        if len(block_ids) < FEW:
+        if len(block_ids) == 1:
+            tables[row, first] = block_ids[0]
+        elif len(block_ids) < FEW:
             for column, block_id in enumerate(block_ids, first):
                 tables[row, column] = block_id
         else:
@@ -167,17 +169,17 @@ class GenerationBatch:
         size, step = self.block_size, self.step
         position_of, recent = self.positions.item, self._recent
         for sequence in sequences:
-            tokens, row = sequence.tokens, sequence.row
+            row = sequence.row
             assert row is not None
             position = sequence.num_computed = position_of(row)
-            missing = position + 1 - len(tokens)
+            missing = position + 1 - len(sequence.tokens)
             if missing:
                 kept = recent[:, row].tolist()
                 first = (step - missing) % size
-                end = first + missing
-                tokens += kept[first:end]
-                if end > size:
-                    tokens += kept[: end - size]
+                if first + missing <= size:
+                    sequence.tokens += kept[first : first + missing]
+                else:
+                    sequence.tokens += kept[first:] + kept[: first + missing - size]
 
     def advance(self, tokens: Ids) -> list[Finish]:
         """Every row drew a token, `tokens` by row. Returns those whose last one it was."""

@@ -144,23 +144,25 @@ class BlockPool:
         A block that is still landing must be landed or dropped first. With `reuse_first`, blocks
         without content are the next to be handed out.
         """
-        owners, landing, leases = self._owners, self._landing, self._leases
-        ordinary: list[int] = []  # known, and of the default priority
+        owners, known = self._owners, self._known
+        ordinary = not (self._landing or self._leases or self._retention or reuse_first)
+        cached: list[int] = []
         for block_id in block_ids:
             left = owners[block_id] - 1
-            if left < 0 or block_id in landing:
+            if left < 0 or (not ordinary and block_id in self._landing):
                 raise self._refusal(block_id, "it is not owned")
             owners[block_id] = left
             if left:
                 continue
-            if block_id in leases:
+            if ordinary and known[block_id]:
+                cached.append(block_id)
+            elif block_id in self._leases:
                 self._num_leased += 1
-            elif self._known[block_id] and block_id not in self._retention:
-                ordinary.append(block_id)
             else:
                 self._rest(block_id, reuse_first)
-        self._num_held -= len(ordinary)
-        self._cached.add_default(ordinary)
+        if cached:
+            self._num_held -= len(cached)
+            self._cached.add_default(cached)
 
     def reclaim(self, count: int) -> list[int]:
         """Drop the content of the `count` cached blocks that go first, which are free then."""

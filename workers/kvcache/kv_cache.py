@@ -112,17 +112,18 @@ class KVCache:
         if match is None or match.num_tokens:
             match = self.match(sequence, whole_blocks=landing)
         num_tokens, size = len(sequence.tokens), self.block_size
-        limit = -(-max(total, num_tokens) // size)
+        limit = -(-(total if total > num_tokens else num_tokens) // size)
         if limit - match.live_full_blocks > self.pool.num_available - self._promised:
             return False
         in_context = -(-num_tokens // size)
-        nodes = match.nodes
-        sequence.num_published, sequence.last_node = len(nodes), nodes[-1] if nodes else None
         if match.num_tokens or landing:
+            nodes = match.nodes
+            sequence.num_published, sequence.last_node = len(nodes), nodes[-1] if nodes else None
             self._reuse.take(sequence, match, in_context, landing)
         else:
+            sequence.num_published, sequence.last_node = 0, None
             owed.append((sequence, in_context))
-        self._begin(sequence, match.num_tokens, limit, len(nodes))
+        self._begin(sequence, match.num_tokens, limit, match.full_blocks if match.nodes else 0)
         return True
 
     def fork(self, source: Sequence, target: Sequence, *, total_tokens: int | None = None) -> bool:
@@ -167,28 +168,24 @@ class KVCache:
 
     def _append_blocks(self, missing: list[tuple[Sequence, int]]) -> int:
         """Returns how many in all."""
-        total = 0
-        for _, count in missing:
-            if count > 0:
-                total += count
+        total = sum([count for _, count in missing if count > 0])
         if not total:
             return 0
-        fresh = self._content.allocate(total)
-        given = 0
+        following = iter(self._content.allocate(total)).__next__
+        change = 0
         for sequence, count in missing:
-            if count > 0:
-                block_ids = sequence.block_ids
-                first = len(block_ids)
-                if count == 1:
-                    block_ids.append(fresh[given])
-                else:
-                    block_ids += fresh[given : given + count]
-                given += count
-                if sequence.retention is not NOTHING_SPECIAL:
-                    self._reuse.retain_fresh(sequence, first)
-                promised = sequence.promised_blocks
-                left = sequence.promised_blocks = max(0, sequence.max_blocks - first - count)
-                self._promised += left - promised
+            block_ids = sequence.block_ids
+            first = len(block_ids)
+            for _ in range(count):
+                block_ids.append(following())
+            left = sequence.max_blocks - len(block_ids)
+            if left < 0:
+                left = 0
+            change += left - sequence.promised_blocks
+            sequence.promised_blocks = left
+            if sequence.retention is not NOTHING_SPECIAL:
+                self._reuse.retain_fresh(sequence, first)
+        self._promised += change
         return total
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
@@ -315,7 +312,7 @@ class KVCache:
     def _begin(self, sequence: Sequence, num_tokens: int, limit: int, full: int) -> None:
         sequence.num_cached = sequence.num_computed = num_tokens
         sequence.max_blocks = limit
-        left = sequence.promised_blocks = max(0, limit - len(sequence.block_ids))
+        left = sequence.promised_blocks = limit - len(sequence.block_ids)
         self._promised += left
         counts = self.statistics
         queried = len(sequence.tokens)
