@@ -293,8 +293,7 @@ class Engine:
         self.counters.generated_tokens += len(rows)
         if finished:
             self._leave(*finishes)
-            for sequence, _ in finished:
-                self.scheduler.note_answer(sequence)
+            self.scheduler.note_answers(finishes)
             self._outcome.ended += [Ended(sequence, finish) for sequence, finish in finished]
 
     def _hand_off(self, item: Scheduled, token: int | None) -> None:
@@ -344,7 +343,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, finish: FinishReason) -> None:
         self._leave(sequence)
-        self.scheduler.note_answer(sequence)
+        self.scheduler.note_answers((sequence,))
         self._outcome.ended.append(Ended(sequence, finish))
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:

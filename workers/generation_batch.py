@@ -72,28 +72,27 @@ class GenerationBatch:
     def join(self, *sequences: Sequence) -> None:
         """Sequences with all their KV but the last token's generate from the next step on."""
         step, size = self.step, self.block_size
+        stops, holes = self._stop_columns(sequences), self._holes
+        self._members = None
+        self.version += 1
         for sequence in sequences:
-            if sequence.num_computed + 1 != len(sequence.tokens) or sequence.row is not None:
+            position, tokens = sequence.num_computed, sequence.tokens
+            if position + 1 != len(tokens) or sequence.row is not None:
                 raise ValueError(f"{sequence.attempt} is not ready to generate")
-        stops = self._stop_columns(sequences)
-        for sequence in sequences:
-            if self._holes:
-                row = self._holes.pop()
+            if holes:
+                row = holes.pop()
                 self._rows[row] = sequence
             else:
                 row = len(self._rows)
                 self._rows.append(sequence)
             sequence.row = row
-            position = sequence.num_computed
-            self.token_ids[row] = sequence.tokens[-1]
+            self.token_ids[row] = tokens[-1]
             self.positions[row] = position
             self._lengthen(row, 0, sequence.block_ids)
-            for place, token in enumerate(stops[sequence.request.stop.stop_token_ids]):
-                self._stops[place, row] = token
-            self._last[row] = sequence.num_prompt + sequence.request.stop.max_tokens - 1
+            stop = sequence.request.stop
+            self._stops[:, row] = stops[stop.stop_token_ids]
+            self._last[row] = sequence.num_prompt + stop.max_tokens - 1
             self._phase[row] = (step - position) % size
-        self._members = None
-        self.version += 1
 
     def leave(self, *sequences: Sequence) -> None:
         """Sequences get all that is known of them; the last rows move into their places. Those
@@ -220,7 +219,7 @@ class GenerationBatch:
                 finished.append((sequence, finish))
         return finished
 
-    def _stop_columns(self, sequences: Iterable[Sequence]) -> dict[frozenset[int], list[int]]:
+    def _stop_columns(self, sequences: Iterable[Sequence]) -> dict[frozenset[int], Ids]:
         """What stands in `_stops` for each set of stop tokens; makes room for the largest."""
         found = {sequence.request.stop.stop_token_ids for sequence in sequences}
         missing = max(map(len, found), default=0) - len(self._stops)
@@ -229,4 +228,4 @@ class GenerationBatch:
             self._columns = np.concatenate((self._columns, more))
             self._name_columns()
         height = len(self._stops)
-        return {ids: [*ids, *[NO_TOKEN] * (height - len(ids))] for ids in found}
+        return {ids: np.array([*ids, *[NO_TOKEN] * (height - len(ids))], np.int64) for ids in found}

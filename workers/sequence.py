@@ -76,10 +76,11 @@ class Sequence:
     @property
     def words(self) -> bytes:
         """`tokens` as `token_words`; only what came since the last time is converted."""
-        known = len(self._words) // WORD_BYTES
-        if known < len(self.tokens):
-            self._words += token_words(self.tokens[known:])
-        return self._words
+        words = self._words
+        if len(words) != WORD_BYTES * len(self.tokens):
+            words += token_words(self.tokens[len(words) // WORD_BYTES :])
+            self._words = words
+        return words
 
     def rewind(self, num_tokens: int) -> None:
         """Tokens from `num_tokens` on were not accepted: others will stand there."""

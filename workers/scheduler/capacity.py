@@ -65,6 +65,7 @@ class CapacityPolicy(Protocol):
     name: CapacityPolicyName
     delays_for_reuse: bool
     pauses: bool  # it must be told who has started
+    learns: bool  # it must be told how answers ended
 
     @property
     def usual_answer(self) -> int | None:

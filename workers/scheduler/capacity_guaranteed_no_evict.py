@@ -38,7 +38,7 @@ class GuaranteedNoEvict:
 
     def __init__(self, expected: ExpectedOutput | None = None) -> None:
         self.expected = expected
-        self.pauses = expected is not None
+        self.pauses = self.learns = expected is not None
 
     @property
     def usual_answer(self) -> int | None:

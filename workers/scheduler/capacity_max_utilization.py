@@ -26,6 +26,7 @@ class MaxUtilization:
     name = CapacityPolicyName.MAX_UTILIZATION
     delays_for_reuse = True
     pauses = True
+    learns = False
 
     @property
     def usual_answer(self) -> int | None:

@@ -8,6 +8,7 @@ No clock, no tensor, no I/O: the engine says what time it is and what was comput
 nobody comes, goes, waits or begins a block touches no sequence and yields the same plan again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from segue.cluster.identity import AttemptId
@@ -118,11 +119,12 @@ class Scheduler:
         for sequence in sequences:
             self._withdraw(sequence)
 
-    def note_answer(self, sequence: Sequence) -> None:
-        """It has ended by itself or by its limit: others may be expected to do likewise."""
-        if sequence.decode_peer is None:
-            limit = sequence.request.stop.max_tokens
-            self.settings.policy.note_answer(sequence.num_produced, limit)
+    def note_answers(self, sequences: Iterable[Sequence]) -> None:
+        """They have ended by themselves or by their limits: others may be expected to do so."""
+        policy = self.settings.policy
+        for sequence in sequences if policy.learns else ():
+            if sequence.decode_peer is None:
+                policy.note_answer(sequence.num_produced, sequence.request.stop.max_tokens)
 
     def forget(self, attempt: AttemptId) -> None:
         """The sequence that was expected does not come."""
