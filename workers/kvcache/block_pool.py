@@ -170,7 +170,8 @@ class BlockPool:
         known, retention = self._known, self._retention
         for block_id in victims:
             known[block_id] = 0
-            if retention:
+        if retention:
+            for block_id in victims:
                 retention.pop(block_id, None)
         self._free += victims
         return victims

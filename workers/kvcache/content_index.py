@@ -45,23 +45,25 @@ class ContentIndex:
     def _make_room(self, count: int) -> None:
         """Free idle blocks until `count` are free: content moves to the host or is forgotten."""
         pool, nodes, is_told = self._pool, self._nodes, self.events.is_on
+        detach_leaf = self.tree.detach_leaf
         if count > pool.num_available:
             raise OutOfBlocks(f"{count} blocks wanted, {pool.num_available} available")
         while (missing := count - pool.num_free) > 0:
             if self.host.num_slots and self._offload_victim():
                 continue
             victims = pool.reclaim(1 if self.host.num_slots else missing)
-            parents: list[Node] = []
+            others: list[Node] = []
             for block_id in victims:
                 node = nodes[block_id]
-                assert node is not None
+                if node is None:
+                    raise ValueError(f"block {block_id} was cached without content")
                 nodes[block_id] = node.block_id = None
-                if node.is_leaf and not is_told:
-                    self.tree.detach_leaf(node)
-                    self._statistics.forgotten += 1
+                if is_told or not node.is_leaf:
+                    others.append(node)
                 else:
-                    parents.append(node)
-            for node in parents:
+                    detach_leaf(node)
+            self._statistics.forgotten += len(victims) - len(others)
+            for node in others:
                 if node.parent is not None:  # else it went with another one
                     self.forget(node)
 

@@ -96,34 +96,38 @@ class KVCache:
 
     def admit_all(self, admissions: Iterable[Admission]) -> int:
         """Admit them in order up to the first one that does not fit; returns how many."""
-        owed: list[tuple[Sequence, int]] = []
-        count = 0
-        for admission in admissions:
-            if not self._admit(admission, owed):
-                break
+        owed: list[tuple[Sequence, int]] = []  # those that find nothing get blocks all at once
+        pool, size, count = self.pool, self.block_size, 0
+        for sequence, total, landing, match in admissions:
+            if landing or match is None or match.num_tokens:
+                if not self._admit_matched(sequence, total, landing):
+                    break
+            else:
+                num_tokens = len(sequence.tokens)
+                limit = -(-(total if total > num_tokens else num_tokens) // size)
+                if limit > pool.num_available - self._promised:
+                    break
+                sequence.num_published, sequence.last_node = 0, None
+                sequence.num_cached = sequence.num_computed = 0
+                sequence.max_blocks = sequence.promised_blocks = limit
+                self._promised += limit
+                owed.append((sequence, -(-num_tokens // size)))
             count += 1
         self._append_blocks(owed)
+        self.statistics.missed += sum([blocks for _, blocks in owed])
+        self.statistics.queried_tokens += sum([len(sequence.tokens) for sequence, _ in owed])
         return count
 
-    def _admit(self, admission: Admission, owed: list[tuple[Sequence, int]]) -> bool:
-        """One that finds nothing in the cache is promised all its blocks, and those of its
-        context are `owed`."""
-        sequence, total, landing, match = admission
-        if match is None or match.num_tokens:
-            match = self.match(sequence, whole_blocks=landing)
-        num_tokens, size = len(sequence.tokens), self.block_size
-        limit = -(-(total if total > num_tokens else num_tokens) // size)
+    def _admit_matched(self, sequence: Sequence, total: int, landing: bool) -> bool:
+        """With what is in the cache now, which may be nothing."""
+        match = self.match(sequence, whole_blocks=landing)
+        limit = self.blocks_for(max(total, len(sequence.tokens)))
         if limit - match.live_full_blocks > self.pool.num_available - self._promised:
             return False
-        in_context = -(-num_tokens // size)
-        if match.num_tokens or landing:
-            nodes = match.nodes
-            sequence.num_published, sequence.last_node = len(nodes), nodes[-1] if nodes else None
-            self._reuse.take(sequence, match, in_context, landing)
-        else:
-            sequence.num_published, sequence.last_node = 0, None
-            owed.append((sequence, in_context))
-        self._begin(sequence, match.num_tokens, limit, match.full_blocks if match.nodes else 0)
+        nodes = match.nodes
+        sequence.num_published, sequence.last_node = len(nodes), nodes[-1] if nodes else None
+        self._reuse.take(sequence, match, self.blocks_for(len(sequence.tokens)), landing)
+        self._begin(sequence, match.num_tokens, limit, len(nodes))
         return True
 
     def fork(self, source: Sequence, target: Sequence, *, total_tokens: int | None = None) -> bool:

@@ -16,7 +16,17 @@ class Node:
     Most keys are never asked for, so a key is computed when it is, and then kept.
     """
 
-    __slots__ = ("_key", "_many", "_only", "block_id", "is_full", "parent", "piece", "slot")
+    __slots__ = (
+        "_key",
+        "_many",
+        "_only",
+        "block_id",
+        "is_full",
+        "is_leaf",
+        "parent",
+        "piece",
+        "slot",
+    )
 
     def __init__(
         self, parent: "Node | None", piece: bytes, is_full: bool, key: bytes | None = None
@@ -24,6 +34,7 @@ class Node:
         self.parent = parent
         self.piece = piece  # its tokens as words
         self.is_full = is_full  # a block's worth of tokens; others have no key and no children
+        self.is_leaf = True  # no children
         self.block_id: int | None = None
         self.slot: int | None = None
         self._key = key
@@ -54,10 +65,6 @@ class Node:
         return len(self.piece) // WORD_BYTES
 
     # -- children ----------------------------------------------------------------------------
-
-    @property
-    def is_leaf(self) -> bool:
-        return self._only is None and self._many is None
 
     def children(self) -> Iterator["Node"]:
         if self._only is not None:
@@ -110,6 +117,7 @@ class Node:
                 if not self.is_full:
                     raise ValueError("a partial node has no children")
                 node = self._only = Node(self, piece, is_full)
+                self.is_leaf = False
                 return node
             if only.piece == piece:
                 return only
@@ -136,6 +144,7 @@ class Node:
         """Raises ValueError if it is not a child."""
         if self._only is child:
             self._only = None
+            self.is_leaf = True
             return
         many = self._many
         first = child.piece[:WORD_BYTES]
@@ -146,6 +155,7 @@ class Node:
             del many[first]
             if not many:
                 self._many = None
+                self.is_leaf = True
 
 
 class _Alike:
