@@ -38,7 +38,8 @@ class GenerationBatch:
         # One column a row of the batch, so that a row moves in one copy; the names are views.
         self._columns: Ids = np.zeros((FIXED_COLUMNS + block_size, max_rows), np.int64)
         self._name_columns()
-        self.block_tables: Ids = np.zeros((max_rows, 16), np.int64)
+        self._width = 16  # columns of the tables
+        self.block_tables: Ids = np.zeros((max_rows, self._width), np.int64)
         self.grown: list[int] = []  # rows whose table got longer since the last step
         self._rows: list[Sequence] = []
         self._holes: list[int] = []  # rows of those that left: filled before anything is read
@@ -148,13 +149,17 @@ class GenerationBatch:
 
     def _lengthen(self, row: int, first: int, block_ids: list[int]) -> None:
         """The row has these blocks behind its `first` ones."""
-        end = first + len(block_ids)
+        count = len(block_ids)
+        end = first + count
+        while end > self._width:
+            self.block_tables = np.concatenate(
+                (self.block_tables, np.zeros_like(self.block_tables)), axis=1
+            )
+            self._width *= 2
         tables = self.block_tables
-        while end > tables.shape[1]:
-            tables = self.block_tables = np.concatenate((tables, np.zeros_like(tables)), axis=1)
-        if len(block_ids) == 1:
+        if count == 1:
             tables[row, first] = block_ids[0]
-        elif len(block_ids) < FEW:
+        elif count < FEW:
             for column, block_id in enumerate(block_ids, first):
                 tables[row, column] = block_id
         else:

@@ -180,8 +180,10 @@ class KVCache:
         for sequence, count in missing:
             block_ids = sequence.block_ids
             first = len(block_ids)
-            for _ in range(count):
+            if count == 1:
                 block_ids.append(following())
+            else:
+                block_ids += [following() for _ in range(count)]
             left = sequence.max_blocks - len(block_ids)
             if left < 0:
                 left = 0

@@ -69,9 +69,7 @@ class RankedQueue:
 
     def take_all(self, sequences: Collection[Sequence]) -> None:
         """`discard` of each; all that are here, most often."""
-        if len(sequences) == len(self._entries) and all(
-            entry[2] is sequence for entry, sequence in zip(self._entries, sequences, strict=True)
-        ):
+        if self.in_order() == [*sequences]:
             self._entries.clear()
             return
         for sequence in sequences:
