@@ -19,7 +19,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Newer than what it was installed from, or make installs again.
 STAMP := $(VENV)/.installed
-WHOLE := tests/end_to_end tests/faults
 PROTO := src/segue/cluster/rpc/serving.proto
 
 .PHONY: install serve test faults soak check bench-scheduler bench-transfer proto readme clean
@@ -37,11 +36,13 @@ $(STAMP): pyproject.toml constraints.txt
 serve: $(STAMP)
 	$(BIN)/segue serve $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
 
-# What starts whole deployments has the machine for itself; the rest runs on two cores at once.
+# What starts whole deployments has the machine for itself; the rest runs on two cores at once, faults
+# apart, because they mostly wait.
 test: $(STAMP)
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(WHOLE))
-	$(BIN)/python -m pytest $(WHOLE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/end_to_end --ignore=tests/faults
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/faults
+	$(BIN)/python -m pytest tests/end_to_end
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
