@@ -63,7 +63,7 @@ class KVCache:
         return sequence.num_context if sequence.decode_peer is not None else sequence.num_final
 
     def can_ever_fit(self, sequence: Sequence) -> bool:
-        return self.blocks_for(self.final_tokens(sequence)) <= self.pool.num_blocks
+        return -(-self.final_tokens(sequence) // self.block_size) <= self.pool.num_blocks
 
     @property
     def promised_blocks(self) -> int:

@@ -72,7 +72,7 @@ class GuaranteedNoEvict:
         available = cache.pool.num_available - cache.promised_blocks
         if self.pauses:
             available -= sum(_overdrawn(sequence, cache) for sequence in view.growing)
-        slots, match_of = view.num_free_slots, cache.match
+        slots, match_of, size = view.num_free_slots, cache.match, cache.block_size
         admitted, matches = decision.admitted, decision.matches
         for sequence in view.waiting:
             if len(admitted) == slots:
@@ -85,7 +85,7 @@ class GuaranteedNoEvict:
                 continue
             tokens = self.tokens_to_promise(sequence, cache)
             # Idle cached blocks give no credit: they are among those that are available.
-            need = cache.blocks_for(tokens) - match.live_full_blocks
+            need = -(-tokens // size) - match.live_full_blocks
             if need > available:
                 held = Decision(sequence.attempt, Reason.NO_BLOCKS, need, max(0, available))
                 decision.held.append(held)
