@@ -69,10 +69,6 @@ class KVCache:
     def promised_blocks(self) -> int:
         return self._promised
 
-    def blocks_needed(self, sequence: Sequence, match: PrefixMatch) -> int:
-        """Blocks that admission takes out of what is available, now or later."""
-        return self.blocks_for(self.final_tokens(sequence)) - match.live_full_blocks
-
     # -- a sequence's life -------------------------------------------------------------------
 
     def admit(
