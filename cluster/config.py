@@ -61,7 +61,9 @@ class AdmissionConfig(Section):
 
 class RecoveryConfig(Section):
     max_attempts: Annotated[int, Field(ge=1)] = Field(
-        default=4, description="tries at one request, the first one included"
+        default=4,
+        description="tries at one request, the first one included; that a worker which is leaving "
+        "takes nothing more is no try",
     )
     worker_wait_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long a started request waits for any worker to come back"

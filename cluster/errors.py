@@ -82,7 +82,7 @@ class InternalError(SegueError):
 class FailureKind(StrEnum):
     """Why one attempt ended without an answer; a label of metrics, so the set is closed."""
 
-    REFUSED = "refused"  # the worker would not take it: bad request, draining, can never fit
+    REFUSED = "refused"  # the worker would not take it: bad request, too many, can never fit
     CREDIT_REFUSED = "credit_refused"  # the decode worker would not reserve room
     CREDIT_TIMEOUT = "credit_timeout"
     TRANSFER = "transfer"  # a read failed or a checksum did not match
@@ -92,7 +92,7 @@ class FailureKind(StrEnum):
     WORKER_LOST = "worker_lost"  # the connection to the worker broke, or it was declared dead
     DEADLINE = "deadline"
     COMPUTE = "compute"  # this request's own step raised
-    DRAINING = "draining"
+    DRAINING = "draining"  # the worker leaves and has not touched it: no fault of anybody's
 
 
 class AttemptFailed(InternalError):

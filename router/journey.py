@@ -11,7 +11,7 @@ their position, so a second attempt continues the text as if nothing had happene
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 SUBMIT_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 0.1
 LINK_SECONDS = 1.0  # a worker that the view lists is given this long to be connected
+MAX_LEAVERS = 1024  # remembered; the view tells of them a heartbeat later
 
 
 @dataclass(slots=True)
@@ -73,6 +74,8 @@ class Journeys:
         self.load = Load()
         self.running: dict[str, Progress] = {}  # by request id
         self.counters = JourneyCounters()
+        # Who refused because it drains, which none takes back: it is not asked again, by anybody.
+        self._leavers: OrderedDict[WorkerIdentity, None] = OrderedDict()
         watcher.on_change(links.on_fleet_change)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokensEvent, None]:
@@ -104,6 +107,8 @@ class Journeys:
                             return
             except AttemptFailed as error:
                 self._note_failure(progress, error)
+                if error.failure is FailureKind.DRAINING:
+                    continue
             await asyncio.sleep(RETRY_PAUSE_SECONDS * progress.tries)
 
     # -- choosing ----------------------------------------------------------------------------
@@ -112,12 +117,16 @@ class Journeys:
         """If the controller has lost sight of all workers it is more likely itself cut off: then
         those that we are connected to will do."""
         candidates = view.ready_workers() or view.silent_workers()
-        return [w for w in candidates if self._links.usable(w.identity)]
+        return [
+            worker
+            for worker in candidates
+            if self._links.usable(worker.identity) and worker.identity not in self._leavers
+        ]
 
     async def _bind(self, progress: Progress) -> Binding:
         """Choose workers, and wait for some if the request has begun."""
         binding = self._choose(progress)
-        if binding is None and progress.tries > 1:
+        if binding is None and progress.newest_attempt:
             logger.warning("%s waits for a worker to come back", progress.request.request_id)
             binding = await self._wait_for_workers(progress, self._recovery.worker_wait_s)
         elif binding is None and self._watcher.view.ready_workers():
@@ -179,8 +188,8 @@ class Journeys:
         except (Unavailable, StaleReference, DeadlineExceeded) as error:
             progress.failed_on.add(binding.prefill.identity)
             raise AttemptFailed(FailureKind.WORKER_LOST, error.message) from error
-        except AttemptFailed:
-            progress.failed_on.add(binding.prefill.identity)
+        except AttemptFailed as error:
+            self._blame(progress, binding.prefill.identity, error.failure)
             raise
         except SegueError as error:
             raise AttemptFailed(FailureKind.REFUSED, error.message, retryable=False) from error
@@ -213,7 +222,7 @@ class Journeys:
                 return
             if delta.failure is not None:
                 culprit = _culprit(flight.binding, event.worker, delta.failure.kind)
-                progress.failed_on.add(culprit)
+                self._blame(progress, culprit, delta.failure.kind)
                 raise delta.failure.to_error()
 
     async def _next(self, progress: Progress, inbox: Inbox) -> DeltaFrom | LinkLost:
@@ -225,9 +234,21 @@ class Journeys:
                 f"the request did not finish within {self._request_timeout_s:g} s"
             ) from None
 
+    def _blame(self, progress: Progress, worker: WorkerIdentity, kind: FailureKind) -> None:
+        if kind is not FailureKind.DRAINING:
+            progress.failed_on.add(worker)
+            return
+        self._leavers[worker] = None
+        while len(self._leavers) > MAX_LEAVERS:
+            self._leavers.popitem(last=False)
+
     def _note_failure(self, progress: Progress, error: AttemptFailed) -> None:
         """Count it; raise unless another attempt may succeed."""
         self.counters.failures[error.failure.value] += 1
+        if error.failure is FailureKind.DRAINING:  # a wrong guess, which is not made twice
+            progress.tries -= 1
+            logger.info("%s asks others: %s", progress.request.request_id, error)
+            return
         logger.warning(
             "try %d of %s failed (%s)", progress.tries, progress.request.request_id, error
         )
@@ -250,6 +271,7 @@ def _culprit(binding: Binding, reporter: WorkerIdentity, kind: FailureKind) -> W
         FailureKind.FENCED,
         FailureKind.CREDIT_REFUSED,
         FailureKind.CREDIT_TIMEOUT,
+        FailureKind.DRAINING,
     )
     if kind not in pair_failures:
         return reporter

@@ -9,7 +9,8 @@ from segue.router.flight import Flight
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """Every attempt has a number of its own; a move takes one too, but is no new try."""
+    """Every attempt has a number of its own; a move takes one too, but is no new try, nor is an
+    attempt that a worker refused because it leaves."""
 
     request: GenerationRequest
     log: TokenLog

@@ -51,12 +51,15 @@ class Attempts:
             raise AttemptFailed(FailureKind.REFUSED, f"{attempt} is here already", retryable=False)
         if attempt in self._over:
             raise AttemptFailed(FailureKind.REFUSED, f"{attempt} is over", retryable=False)
-        if self.draining:
-            raise AttemptFailed(FailureKind.DRAINING, "the worker takes no new requests")
+        self.refuse_if_draining()
         if len(self._running) >= self._limit:
             raise AttemptFailed(FailureKind.REFUSED, f"{self._limit} attempts are here already")
         self._running[attempt] = running
         self.received += 1
+
+    def refuse_if_draining(self) -> None:
+        if self.draining:
+            raise AttemptFailed(FailureKind.DRAINING, "the worker takes no new requests")
 
     def end(self, attempt: AttemptId, outcome: str) -> Running | None:
         """The terminal transition. None: it has ended before."""

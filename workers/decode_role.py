@@ -86,6 +86,7 @@ class DecodeRole:
         return await self.credits.counted(self._reserve(reservation))
 
     async def _reserve(self, reservation: Reservation) -> ReserveOutcome:
+        self._attempts.refuse_if_draining()
         try:
             await self._peers.connect(reservation.source, self._receiver)
         except AttemptFailed as error:

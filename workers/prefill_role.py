@@ -175,7 +175,9 @@ class PrefillRole:
         except DeadlineExceeded as error:
             raise AttemptFailed(FailureKind.CREDIT_TIMEOUT, error.message) from error
         except AttemptFailed as error:  # the target's own words, for which we are not to blame
-            failure = Failure(FailureKind.CREDIT_REFUSED, error.message, error.retryable)
+            leaves = error.failure is FailureKind.DRAINING
+            kind = error.failure if leaves else FailureKind.CREDIT_REFUSED
+            failure = Failure(kind, error.message, error.retryable)
             return ReserveOutcome(failure=failure)
 
     async def _stream_chunks(self, running: Running, decode: Peer) -> str:

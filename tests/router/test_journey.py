@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -129,6 +130,46 @@ async def test_who_refuses_is_not_asked_twice(rig: Rig, refusal: SegueError) -> 
         second.say(AttemptId("r", 2), 3, 50, finish=FinishReason.STOP)
         await answer.end()
         assert answer.tokens == [50] and not first.submitted
+
+
+async def test_a_worker_that_leaves_costs_no_attempt() -> None:
+    """Nor is it asked again, by this request or another one, before the view tells of it."""
+    rig = Rig(max_attempts=1, worker_wait_s=0.3)
+    async with AsyncExitStack() as stack:
+        leavers = [
+            await stack.enter_async_context(scripted_worker("both", name)) for name in ("a", "b")
+        ]
+        stays = await stack.enter_async_context(scripted_worker("both", "c"))
+        for leaver in leavers:
+            leaver.refusal = AttemptFailed(FailureKind.DRAINING, "no more")
+        await rig.connect(*leavers, stays)
+        answer = rig.ask()
+        await until(lambda: stays.submitted)
+        stays.say(AttemptId("r", 3), 3, 50, finish=FinishReason.STOP)
+        await answer.end()
+        counters = rig.journeys.counters
+        assert (answer.tokens, counters.failures, counters.recovered) == ([50], {"draining": 2}, 0)
+        stays.refusal = AttemptFailed(FailureKind.DRAINING, "no more")
+        with pytest.raises(Unavailable, match="no worker is ready"):
+            await rig.ask("s").end()
+        assert counters.failures == {"draining": 3} and counters.rungs["refused"] == 1
+    await rig.close()
+
+
+async def test_a_decode_worker_that_leaves_is_not_asked_again(
+    rig: Rig, prefill: ScriptedWorker, decode: ScriptedWorker
+) -> None:
+    await rig.connect(prefill, decode)
+    answer = rig.ask()
+    await until(lambda: prefill.submitted)
+    prefill.say(AttemptId("r", 1), 3, failure=Failure(FailureKind.DRAINING, "it takes no more"))
+    await until(lambda: len(prefill.submitted) == 2)
+    prefill.say(AttemptId("r", 2), 3, failure=Failure(FailureKind.COMPUTE, "broken"))
+    await until(lambda: len(prefill.submitted) == 3)
+    assert [writer for _, writer in prefill.submitted[1:]] == [None, None] and not decode.submitted
+    prefill.say(AttemptId("r", 3), 3, 50, finish=FinishReason.STOP)
+    await answer.end()
+    assert rig.journeys.counters.failures == {"draining": 1, "compute": 1}
 
 
 async def test_what_no_worker_can_do_is_not_tried_twice(rig: Rig, prefill: ScriptedWorker) -> None:
