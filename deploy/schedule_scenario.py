@@ -43,6 +43,7 @@ class RequestDescription(Section):
     arrives: Annotated[int, Field(ge=1)] = Field(default=1, description="before this iteration")
     priority: int = 0
     salt: str = ""
+    adapter: Annotated[str, Field(min_length=1)] | None = None
     shares: SharedPrefix | None = None
     lands: bool = Field(default=False, description="a peer computes its prompt and sends the KV")
 
@@ -70,8 +71,14 @@ class EngineDescription(Section):
         "guaranteed_no_evict"
     )
     expected_output: Annotated[int, Field(ge=1)] | Literal["full"] = "full"
-    context_chunking_policy: Literal["first_come_first_served", "equal_progress", "force_chunk"] = (
-        "first_come_first_served"
+    context_chunking_policy: Literal[
+        "first_come_first_served", "equal_progress", "force_chunk", "no_chunking"
+    ] = "first_come_first_served"
+    max_adapters: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="most different adapters of all that are admitted"
+    )
+    overlap: bool = Field(
+        default=False, description="a step begins before the results of the one before are known"
     )
     enable_prefix_caching: bool = True
     enable_delay_for_reuse: bool = True
@@ -91,6 +98,7 @@ class EngineDescription(Section):
                 self.max_num_seqs,
                 capacity_policy(self.capacity_scheduler_policy, self.expected_output),
                 delay_for_reuse=self.enable_delay_for_reuse,
+                max_adapters=self.max_adapters,
             )
             cache = KVCache(pool, self.block_size, scope, self.enable_prefix_caching)
             return Scheduler(cache, budget, settings)
@@ -150,11 +158,12 @@ class Scenario(Section):
     def run(self) -> Iterator[Iteration]:
         """Raises ConfigurationError for a request that does not fit."""
         scheduler = self.engine.scheduler()
-        rehearsal = Rehearsal(scheduler)
+        rehearsal = Rehearsal(scheduler, overlap=self.engine.overlap)
         arrivals: dict[int, list[Sequence]] = {}
         for request, sequence in zip(self.requests, self._sequences(), strict=True):
             if not scheduler.cache.can_ever_fit(sequence):
                 raise ConfigurationError(f"{request.name} does not fit {self.engine}")
+            self._check_context(request.name, sequence)
             if not request.generated:
                 arrivals.setdefault(request.arrives, []).append(sequence)
             elif not rehearsal.begin(sequence):
@@ -165,6 +174,17 @@ class Scenario(Section):
             if rehearsal.is_over and not arrivals:
                 return
             yield rehearsal.step()
+
+    def _check_context(self, name: str, sequence: Sequence) -> None:
+        engine = self.engine
+        paused = engine.capacity_scheduler_policy == "max_utilization"
+        paused = paused or engine.expected_output != "full"
+        longest = sequence.num_final if paused else len(sequence.tokens)
+        if engine.context_chunking_policy == "no_chunking" and longest > engine.chunk_size:
+            raise ConfigurationError(
+                f"{name}: without chunking its context, up to {longest} tokens, must fit a step "
+                f"(engine.chunk_size: {engine.chunk_size})"
+            )
 
     def _sequences(self) -> Iterator[Sequence]:
         prompts: dict[str, list[int]] = {}
@@ -185,7 +205,12 @@ class Scenario(Section):
             # Its newest token has no KV yet, hence is not among those that it begins with.
             produced = (TOKEN,) * max(0, request.generated - 1)
             assignment = Assignment(generation, 1, produced, "", 1.0)
-            yield Sequence(assignment, deadline=0.0, source=SOURCE if request.lands else None)
+            yield Sequence(
+                assignment,
+                deadline=0.0,
+                source=SOURCE if request.lands else None,
+                adapter=request.adapter,
+            )
 
 
 def load_scenario(path: Path) -> Scenario:

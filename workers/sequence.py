@@ -20,6 +20,7 @@ class Phase(StrEnum):
     CONTEXT = "context"
     GENERATION = "generation"
     MIGRATING = "migrating"  # stopped here: for its new worker to take over
+    ENDING = "ending"  # for its last token, which a step under way computes
     ENDED = "ended"
 
 
@@ -50,6 +51,8 @@ class Sequence:
     promised_blocks: int = 0  # of them still to be allocated under the admission guarantee
     last_node: Node | None = None  # of block num_published - 1, in the tree or no longer
     num_drafts: int = 0  # speculative tokens that each of its steps carries beside the real one
+    beam_width: int = 1  # answers that it carries on side by side
+    adapter: str | None = None  # weights beside the model's; KV is shared only within one adapter
     num_pauses: int = 0
     order: tuple[float, int] = (0.0, 0)  # its place in every queue of the scheduler
     row: int | None = None  # in the generation batch, which then knows its newest tokens
@@ -100,6 +103,11 @@ class Sequence:
     def lands(self) -> bool:
         """Its context comes from a peer. Once paused, what had landed is computed here instead."""
         return self.source is not None and not self.num_pauses
+
+    @property
+    def step_width(self) -> int:
+        """Tokens of one step of its generation."""
+        return self.beam_width + self.num_drafts
 
     @property
     def num_uncomputed(self) -> int:

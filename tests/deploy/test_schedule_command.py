@@ -45,13 +45,19 @@ def test_the_walkthrough_shows_all_its_tables() -> None:
     assert shown[7] == A
     assert [line[:2] for line in shown[8]] == [line[:2] for line in A]
     assert [line[1] for line in shown[9]] == [2051, 2051, 2051, 2051, 3, 3]
+    assert [line[:2] for line in shown[10]] == [
+        *(line[:2] for line in A[:3]),
+        ("R4 C[6144,8192); R2 R3", 2050),
+        ("R4 C[8192,9000) R5 C[0,20); R2 R3", 830),
+        A[5][:2],
+    ]
 
 
 def test_the_command_prints_a_table_for_each_variant() -> None:
     result = CliRunner().invoke(app, ["schedule", str(WALKTHROUGH), "--last", "2"])
     assert result.exit_code == 0, result.output
     variants = load_scenario(WALKTHROUGH).variants
-    assert all(variant.title in result.output for variant in variants) and len(variants) == 10
+    assert all(variant.title in result.output for variant in variants) and len(variants) == 11
     assert "R4 C[8192,9000); R2 R3 R5" in result.output
 
 
@@ -65,6 +71,9 @@ BASE: dict[str, Any] = {
     "engine": {"num_kv_blocks": 10},
     "requests": [{"name": "a", "prompt_tokens": 20, "max_tokens": 4}],
 }
+
+
+NO_CHUNKING = {"context_chunking_policy": "no_chunking"}
 
 
 def scenario(folder: Path, **changes: Any) -> Path:
@@ -95,6 +104,14 @@ def test_landing_sharing_and_arrivals_are_described(tmp_path: Path) -> None:
     assert len(lines) == 9
 
 
+def test_adapters_are_described(tmp_path: Path) -> None:
+    path = EXAMPLES / "adapters.yaml"
+    shown = [[packed(it) for it in each.run()] for each in load_scenario(path).each()]
+    first, second = shown
+    assert first[0] == "A C[0,64) C C[0,64)" and first[-1] == "B"
+    assert second[0] == "A C[0,64)" and len(first) < len(second)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -108,6 +125,11 @@ def test_landing_sharing_and_arrivals_are_described(tmp_path: Path) -> None:
             "a shares the prompt of b, which does not stand before it",
         ),
         ({"requests": [BASE["requests"][0] | {"generated": 4}]}, "less than max_tokens"),
+        (
+            {"engine": {"num_kv_blocks": 10, "chunk_size": 16, **NO_CHUNKING}},
+            "a: without chunking its context, up to 20 tokens, must fit a step "
+            "(engine.chunk_size: 16)",
+        ),
         ({"variants": [{"title": "t", "requests": {"z": {}}}]}, "t: no request is named z"),
         ({"variants": [{"title": "t", "engine": {"block_size": 0}}]}, "engine.block_size"),
     ],

@@ -96,12 +96,18 @@ def make_scheduler(
     chunking: str = "first_come_first_served",
     ageing: float | None = None,
     expected_output: str | int = "full",
+    max_adapters: int | None = None,
 ) -> Scheduler:
     cache = KVCache(
         BlockPool(num_blocks), block_size, KeyScope("m", "float32", block_size, "p"), reuse
     )
     budget = StepBudget(max_tokens, chunk, block_size, ChunkingPolicy(chunking))
-    settings = SchedulerSettings(max_num_seqs, capacity_policy(policy, expected_output), ageing)
+    settings = SchedulerSettings(
+        max_num_seqs,
+        capacity_policy(policy, expected_output),
+        ageing,
+        max_adapters=max_adapters,
+    )
     return Scheduler(cache, budget, settings)
 
 
@@ -119,6 +125,7 @@ def make_sequence(
     priority: int = 0,
     arrived: float = 0.0,
     stop: frozenset[int] = frozenset(),
+    adapter: str | None = None,
 ) -> TokenSequence:
     request = GenerationRequest(
         name,
@@ -130,7 +137,13 @@ def make_sequence(
     )
     assignment = Assignment(request, attempt, tuple(produced), "gateway", 60.0)
     return TokenSequence(
-        assignment, deadline, decode_peer, source, lease_id=f"lease-{name}", arrived=arrived
+        assignment,
+        deadline,
+        decode_peer,
+        source,
+        lease_id=f"lease-{name}",
+        arrived=arrived,
+        adapter=adapter,
     )
 
 

@@ -133,7 +133,7 @@ class KVCache:
         """
         shared = min(source.num_computed, len(target.tokens) - 1)
         same = target.tokens[:shared] == source.tokens[:shared]
-        if not same or source.request.cache_salt != target.request.cache_salt:
+        if not same or self._publication.root_key(source) != self._publication.root_key(target):
             raise ValueError("only a sequence that begins with the same tokens is forked")
         full, part = divmod(shared, self.block_size)
         total = self.final_tokens(target) if total_tokens is None else total_tokens

@@ -33,7 +33,7 @@ class PrefixReuse:
         if not self._policy.enabled:
             return NO_MATCH
         tree, words = self._content.tree, sequence.words
-        root = tree.root(self._publication.root_key(sequence.request.cache_salt))
+        root = tree.root(self._publication.root_key(sequence))
         if root is None or not root.leads_to(words):
             return NO_MATCH
         return match_prefix(
@@ -52,7 +52,7 @@ class PrefixReuse:
         start, words = len(nodes) * size, sequence.words
         if start + size >= len(words) or not self._policy.enabled:
             return None
-        before = nodes[-1] if nodes else self._publication.root_key(sequence.request.cache_salt)
+        before = nodes[-1] if nodes else self._publication.root_key(sequence)
         return before, words[start : start + size]
 
     def take(self, sequence: Sequence, match: PrefixMatch, count: int, landing: bool) -> None:

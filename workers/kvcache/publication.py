@@ -1,6 +1,7 @@
 """Makes what sequences have computed findable: whole blocks as they fill, the last part at the end.
 
-Under which key is decided by the tokens, the salt and what all keys of this worker have in common.
+Under which key is decided by the tokens, the salt, the adapter, and what all keys of this worker
+have in common.
 """
 
 from dataclasses import replace
@@ -10,7 +11,7 @@ from segue.workers.kvcache.content_index import ContentIndex
 from segue.workers.kvcache.node import Node
 from segue.workers.sequence import Sequence
 
-MAX_SALTS = 1024
+MAX_ROOTS = 1024
 
 
 class Publication:
@@ -19,15 +20,18 @@ class Publication:
         self._block_size = block_size
         self._piece_bytes = block_size * WORD_BYTES
         self._scope = scope
-        self._roots: dict[str, bytes] = {}
+        self._roots: dict[str | tuple[str, str], bytes] = {}
 
-    def root_key(self, salt: str) -> bytes:
-        """The key from which the chains of all sequences with this salt begin."""
-        key = self._roots.get(salt)
+    def root_key(self, sequence: Sequence) -> bytes:
+        """The key from which the chains of all sequences with its salt and adapter begin."""
+        salt, adapter = sequence.request.cache_salt, sequence.adapter
+        kind = salt if adapter is None else (salt, adapter)
+        key = self._roots.get(kind)
         if key is None:
-            if len(self._roots) >= MAX_SALTS:  # bounded: salts come from clients
+            if len(self._roots) >= MAX_ROOTS:  # bounded: salts come from clients
                 self._roots.clear()
-            key = self._roots[salt] = root_key(replace(self._scope, salt=salt or None))
+            scope = replace(self._scope, salt=salt or None, adapter=adapter)
+            key = self._roots[kind] = root_key(scope)
         return key
 
     def publish_whole(self, sequence: Sequence) -> None:
@@ -57,6 +61,6 @@ class Publication:
         content, node = self._content, sequence.last_node
         words, block_ids = sequence.words, sequence.block_ids
         if node is None or node.parent is None:
-            node = content.tree.grow_root(self.root_key(sequence.request.cache_salt))
+            node = content.tree.grow_root(self.root_key(sequence))
             start = 0
         return content.store(node, words, block_ids, start, end)

@@ -13,6 +13,7 @@ from typing import Protocol
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.prefix_match import PrefixMatch
+from segue.workers.scheduler.adapter_slots import AdapterSlots
 from segue.workers.scheduler.delay_for_reuse import DelayForReuse
 from segue.workers.scheduler.plan import Decision
 from segue.workers.sequence import Sequence as TokenSequence
@@ -42,6 +43,7 @@ class CapacityView:
     num_landing: int = 0
     growing: Sequence[TokenSequence] = ()
     delay: DelayForReuse | None = None
+    adapters: AdapterSlots | None = None  # None: none are limited
 
     @property
     def num_free_slots(self) -> int:

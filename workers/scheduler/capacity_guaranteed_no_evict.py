@@ -1,8 +1,10 @@
 """GUARANTEED_NO_EVICT: whoever is admitted has blocks to its expected end.
 
 Strictly in the order of the queue: if one does not fit, nobody behind it is admitted, so a large
-request is never starved by small ones. What lands from a peer and what is computed here stand in
-one queue under one account; two queues would let either starve the other.
+request is never starved by small ones. Only who lacks no blocks but a slot for its adapter is
+passed, and that by no more than those of the next `max_num_seqs` arrivals. What lands from a peer
+and what is computed here stand in one queue under one account; two queues would let either starve
+the other.
 
 Everybody admitted, started contexts included, has its remaining blocks promised in the cache, so
 a decision costs nothing for those that run.
@@ -15,6 +17,7 @@ in the end: it gives way only to what is landing, which ends by itself, and with
 it fits.
 """
 
+import math
 from collections.abc import Sequence as Listed
 
 from segue.workers.kvcache.kv_cache import KVCache
@@ -73,8 +76,11 @@ class GuaranteedNoEvict:
         if self.pauses:
             available -= sum(_overdrawn(sequence, cache) for sequence in view.growing)
         slots, match_of, size = view.num_free_slots, cache.match, cache.block_size
+        adapters, last_to_pass = view.adapters, math.inf
         admitted, matches = decision.admitted, decision.matches
         for sequence in view.waiting:
+            if sequence.order[1] > last_to_pass:
+                break
             if len(admitted) == slots:
                 full = view.max_num_seqs
                 decision.held.append(Decision(sequence.attempt, Reason.BATCH_FULL, full + 1, full))
@@ -90,6 +96,12 @@ class GuaranteedNoEvict:
                 held = Decision(sequence.attempt, Reason.NO_BLOCKS, need, max(0, available))
                 decision.held.append(held)
                 break
+            if adapters is not None:
+                if not adapters.fit(sequence):
+                    decision.held.append(adapters.held(sequence))
+                    last_to_pass = min(last_to_pass, sequence.order[1] + view.max_num_seqs)
+                    continue
+                adapters.take(sequence)
             available -= need
             admitted.append(sequence)
             matches[sequence] = match

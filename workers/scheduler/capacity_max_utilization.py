@@ -6,7 +6,7 @@ that lacks something, itself if need be, so the head of the queue always goes on
 paused for somebody behind it. A paused sequence keeps its place and comes back by the same rule.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listed
 
 from segue.workers.kvcache.kv_cache import KVCache
@@ -53,6 +53,7 @@ class MaxUtilization:
         else:
             everybody = sorted((*view.started, *view.waiting), key=lambda s: s.order)
             walk = _Walk(view, growth, everybody)
+            walk.forget_adapters(view.started)
         walk.run()
         return walk.decision
 
@@ -77,6 +78,7 @@ class _Walk:
         self.used = 0
         self.num_scheduled = 0
         self._slots = view.max_num_seqs - view.num_landing
+        self._adapters = view.adapters
         self._given_back = GivenBack(view.cache.pool)
 
     def run(self) -> None:
@@ -85,7 +87,7 @@ class _Walk:
             sequence = self.order[index]
             need = self._need(sequence)
             if need is not None:  # None: it waits for reuse
-                while not self._fits(need) and index < end:
+                while not self._fits(sequence, need) and index < end:
                     victim = next(self._victims(index, end), None)
                     if victim is None:
                         self._hold(sequence, need)
@@ -96,12 +98,21 @@ class _Walk:
                     self._schedule(sequence, need)
             index += 1
 
-    def _fits(self, need: int) -> bool:
-        return self.num_scheduled < self._slots and self.used + need <= self.available
+    def forget_adapters(self, sequences: Iterable[Sequence]) -> None:
+        """They take them again when they are walked past."""
+        if self._adapters is not None:
+            for sequence in sequences:
+                self._adapters.give_back(sequence)
+
+    def _fits(self, sequence: Sequence, need: int) -> bool:
+        fits = self.num_scheduled < self._slots and self.used + need <= self.available
+        return fits and (self._adapters is None or self._adapters.fit(sequence))
 
     def _schedule(self, sequence: Sequence, need: int) -> None:
         self.num_scheduled += 1
         self.used += need
+        if self._adapters is not None:
+            self._adapters.take(sequence)
         if not _has_started(sequence):
             self.decision.admitted.append(sequence)
 
@@ -122,14 +133,13 @@ class _Walk:
         self.available += self._given_back.pause(sequence)
 
     def _hold(self, sequence: Sequence, need: int) -> None:
-        full = self.num_scheduled >= self._slots
-        held = (
-            Decision(sequence.attempt, Reason.BATCH_FULL, self._slots + 1, self._slots)
-            if full
-            else Decision(
-                sequence.attempt, Reason.NO_BLOCKS, need, max(0, self.available - self.used)
-            )
-        )
+        available = max(0, self.available - self.used)
+        if self.num_scheduled >= self._slots:
+            held = Decision(sequence.attempt, Reason.BATCH_FULL, self._slots + 1, self._slots)
+        elif need > available or self._adapters is None:
+            held = Decision(sequence.attempt, Reason.NO_BLOCKS, need, available)
+        else:
+            held = self._adapters.held(sequence)
         self.decision.held.append(held)
 
 

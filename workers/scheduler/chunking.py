@@ -15,6 +15,7 @@ class ChunkingPolicy(StrEnum):
     FIRST_COME_FIRST_SERVED = "first_come_first_served"
     EQUAL_PROGRESS = "equal_progress"
     FORCE_CHUNK = "force_chunk"
+    NO_CHUNKING = "no_chunking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,20 @@ def force_chunk(
     return sizes
 
 
+def no_chunking(
+    contexts: Sequence[Remainder], unit: int, capacity: int, limit: int | None
+) -> list[int]:
+    """All that remains of each, drafts included; one that does not fit stops those behind it."""
+    sizes: list[int] = []
+    for context in contexts:
+        tokens = context.size + context.num_drafts
+        capacity -= tokens
+        if capacity < 0 or (limit is not None and tokens > limit):
+            break
+        sizes.append(context.size)
+    return sizes + [0] * (len(contexts) - len(sizes))
+
+
 def drafts_kept(
     contexts: Sequence[Remainder], sizes: Sequence[int], unit: int, capacity: int, limit: int | None
 ) -> list[int]:
@@ -105,4 +120,5 @@ CHUNKING: dict[ChunkingPolicy, Chunking] = {
     ChunkingPolicy.FIRST_COME_FIRST_SERVED: first_come_first_served,
     ChunkingPolicy.EQUAL_PROGRESS: equal_progress,
     ChunkingPolicy.FORCE_CHUNK: force_chunk,
+    ChunkingPolicy.NO_CHUNKING: no_chunking,
 }

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     PAUSED = "paused"  # gave its blocks or its slot to one before it in the queue
     CHUNKED = "chunked"  # only a part of the context runs in this step
     NO_BLOCKS = "no_blocks"  # the KV-cache cannot hold it beside the others
+    NO_ADAPTER_SLOT = "no_adapter_slot"  # as many other adapters are in use as there is room for
     BATCH_FULL = "batch_full"  # max_num_seqs sequences are admitted
     BATCH_CLOSED = "batch_closed"  # static batches: the present one has not ended
     BEHIND_HEAD = "behind_head"  # first come, first served: one before it is held
@@ -29,13 +30,14 @@ class Reason(StrEnum):
     REBOUND = "rebound"  # another decode worker had room sooner: it has the credit from there
     WAITING_FOR_KV = "waiting_for_kv"  # its context is on its way from a peer
     MIGRATING = "migrating"  # it has stopped, for another worker to take over
+    ENDING = "ending"  # its last token is on its way; until then it keeps its slot and its blocks
     EVICTED = "evicted"  # idle cached blocks were given up for it and those admitted before it
 
 
 class Decision(NamedTuple):
     """With numbers where they decided: tokens of a context for CHUNKED, else blocks or slots.
 
-    EVICTED says how many blocks.
+    EVICTED says how many blocks, NO_ADAPTER_SLOT speaks of adapters.
     """
 
     attempt: AttemptId

@@ -2,6 +2,10 @@
 
 What the engine would do with a plan is done here in thought, one iteration at a time, so that a
 workload can be looked at before it is served. Whatever lands does so within its iteration.
+
+With overlap a step is begun before the results of the one before it are known, as an engine does
+that hides its own work behind the device's. Nobody computes more for that, since all ends here are
+foreseen, but a slot and blocks come back a step later.
 """
 
 from collections.abc import Sequence
@@ -41,9 +45,13 @@ class Iteration:
 class Rehearsal:
     """`share_chunks` False: a context's blocks can be shared only when all of it is computed."""
 
-    def __init__(self, scheduler: Scheduler, *, share_chunks: bool = True) -> None:
+    def __init__(
+        self, scheduler: Scheduler, *, share_chunks: bool = True, overlap: bool = False
+    ) -> None:
         self.scheduler = scheduler
         self._share_chunks = share_chunks
+        self._overlap = overlap
+        self._ending: list[TokenSequence] = []  # their last tokens are known after the next step
         self._number = 0
 
     @property
@@ -74,6 +82,10 @@ class Rehearsal:
         for sequence in first_tokens:
             if self._append(sequence):
                 ended.append(sequence)
+        if self._overlap:
+            for sequence in ended:
+                self.scheduler.await_last_token(sequence)
+            self._ending, ended = ended, self._ending
         for sequence in ended:
             self.scheduler.remove(sequence)
             self.scheduler.cache.free(sequence)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from segue.cluster.identity import AttemptId
 from segue.workers.generation_batch import GenerationBatch
 from segue.workers.kvcache.kv_cache import KVCache
+from segue.workers.scheduler.adapter_slots import AdapterSlots
 from segue.workers.scheduler.capacity import CapacityDecision, CapacityPolicy, CapacityView
 from segue.workers.scheduler.capacity_guaranteed_no_evict import GuaranteedNoEvict
 from segue.workers.scheduler.delay_for_reuse import DelayForReuse
@@ -22,15 +23,21 @@ from segue.workers.scheduler.plan import Decision, Reason, StepPlan
 from segue.workers.scheduler.priority import RankedQueue, Ranking
 from segue.workers.sequence import Phase, Sequence
 
+NO_CONTEXTS = MicroBatch()
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """How sequences are ranked and admitted. `priority_ageing_seconds` None: no ageing."""
+    """How sequences are ranked and admitted. `priority_ageing_seconds` None: no ageing.
+
+    `max_adapters`: most different adapters among all that are admitted; None: any number.
+    """
 
     max_num_seqs: int
     policy: CapacityPolicy = GuaranteedNoEvict()
     priority_ageing_seconds: float | None = None
     delay_for_reuse: bool = True
+    max_adapters: int | None = None
 
 
 class Scheduler:
@@ -39,6 +46,8 @@ class Scheduler:
     def __init__(self, cache: KVCache, budget: StepBudget, settings: SchedulerSettings) -> None:
         if settings.max_num_seqs > budget.max_num_batched_tokens:
             raise ValueError("max_num_seqs must not exceed max_num_batched_tokens")
+        if not budget.holds_all:
+            raise ValueError("all rows of the generation batch run in every step, a token each")
         self.cache = cache
         self.budget = budget
         self.settings = settings
@@ -108,10 +117,19 @@ class Scheduler:
     def halt(self, sequence: Sequence) -> None:
         """Between two steps: it generates no more, but keeps its blocks and its slot among those
         whose KV is on its way. `start_generation` takes it back."""
+        self._set_aside(sequence, Phase.MIGRATING, Reason.MIGRATING)
+
+    def await_last_token(self, sequence: Sequence) -> None:
+        """A step under way computes its last token: it runs in none after that one, but keeps its
+        blocks and its slot until `remove`."""
+        self._set_aside(sequence, Phase.ENDING, Reason.ENDING)
+
+    def _set_aside(self, sequence: Sequence, phase: Phase, reason: Reason) -> None:
         self.generation.leave(sequence)
-        sequence.phase = Phase.MIGRATING
+        self._withdraw(sequence)
+        sequence.phase = phase
         self.landing[sequence] = None
-        self.held[sequence.attempt] = Reason.MIGRATING
+        self.held[sequence.attempt] = reason
 
     def remove(self, *sequences: Sequence) -> None:
         """Forget sequences wherever they are. Their blocks are the caller's business."""
@@ -164,9 +182,9 @@ class Scheduler:
         self, reservations: list[Sequence], paused: list[Sequence], news: list[Decision]
     ) -> StepPlan:
         generation = self.generation.sequences
-        chunks = MicroBatch((), ())
+        chunks = NO_CONTEXTS
         if self.context:
-            chunks = select(self.context, len(generation), self.budget)
+            chunks = select(self.context, generation, self.budget)
             self._unsettled = True  # what is computed can be shared
         elif not news and not self._plan.context and generation is self._plan.generation:
             if self._plan.decisions or self._plan.reservations or self._plan.paused:
@@ -207,8 +225,13 @@ class Scheduler:
                 num_landing=len(self.landing),
                 growing=growing,
                 delay=delay,
+                adapters=self._adapter_slots(),
             )
         )
+
+    def _adapter_slots(self) -> AdapterSlots | None:
+        count = self.settings.max_adapters
+        return None if count is None else AdapterSlots(count, self.sequences())
 
     def _pause(self, sequence: Sequence) -> None:
         """It keeps its tokens and its place; its KV is published and can be found again."""

@@ -1,5 +1,7 @@
 """How contexts share a step: the reference scenarios, and what must hold for all others."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,7 +168,11 @@ def test_shares_never_exceed_anything_and_end_on_boundaries(
     for remainder, size in zip(remainders, sizes, strict=True):
         assert 0 <= size <= min(remainder.size, limit)
         assert size == remainder.size or not size or (remainder.start + size) % unit == 0
-    if remainders and capacity >= unit:
+    if policy is ChunkingPolicy.NO_CHUNKING:
+        wanted = (r.size if r.size <= limit else capacity + 1 for r in remainders)
+        fitting = sum(total <= capacity for total in itertools.accumulate(wanted))
+        assert sizes == [r.size if n < fitting else 0 for n, r in enumerate(remainders)]
+    elif remainders and capacity >= unit:
         assert any(sizes)
 
 

@@ -170,6 +170,7 @@ class Shape:
     arrives: int
     lands: bool
     leaves: int | None  # the client gives up in this iteration
+    adapter: str | None
 
     def sequence(self, number: int) -> Sequence:
         shared = min(self.prompt, 11)
@@ -181,6 +182,7 @@ class Shape:
             source=PEER if self.lands else None,
             priority=self.priority,
             arrived=float(self.arrives),
+            adapter=self.adapter,
         )
 
 
@@ -193,6 +195,7 @@ shapes = st.builds(
     arrives=st.integers(0, 30),
     lands=st.booleans(),
     leaves=st.none() | st.none() | st.integers(0, 40),
+    adapter=st.sampled_from([None, None, "a", "b", "c"]),
 )
 
 
@@ -236,6 +239,8 @@ class Workload:
             assert start < end <= start + budget.chunk_size
         assert set(iteration.held) == {s.request.request_id for s in scheduler.waiting}
         scheduler.cache.check_integrity(scheduler.sequences())
+        adapters = {s.adapter for s in scheduler.sequences()} - {None}
+        assert len(adapters) <= (scheduler.settings.max_adapters or 3)
 
 
 @settings(max_examples=120, deadline=None)
@@ -248,6 +253,7 @@ class Workload:
     chunk=st.sampled_from([4, 8, 16]),
     ageing=st.sampled_from([None, 3.0]),
     reuse=st.booleans(),
+    adapters=st.sampled_from([None, 1, 2]),
 )
 def test_everybody_ends_within_every_budget(
     policy: str,
@@ -258,6 +264,7 @@ def test_everybody_ends_within_every_budget(
     chunk: int,
     ageing: float | None,
     reuse: bool,
+    adapters: int | None,
 ) -> None:
     scheduler = make_scheduler(
         num_blocks=num_blocks,
@@ -269,6 +276,7 @@ def test_everybody_ends_within_every_budget(
         chunking=chunking,
         ageing=ageing,
         reuse=reuse,
+        max_adapters=adapters,
     )
     done = Workload(scheduler, workload)
     done.run()

@@ -29,13 +29,14 @@ def walk(
     unit: int | None = None,
     num_blocks: int = 171,
     first_answer: int = 64,
+    overlap: bool = False,
 ) -> list[Iteration]:
     scheduler = make_scheduler(
         num_blocks, 64, max_num_seqs=4, max_tokens=4096, chunk=cap, policy=policy, chunking=chunking
     )
     if unit is not None:
         scheduler.budget = StepBudget(4096, 4096, 64, scheduler.budget.chunking, unit)
-    rehearsal = Rehearsal(scheduler)
+    rehearsal = Rehearsal(scheduler, overlap=overlap)
     for name, answer in (("R1", first_answer), ("R2", 128), ("R3", 128)):
         prompt = [int(name[1])] * 512
         assert rehearsal.begin(make_sequence(name, prompt, answer, produced=[0] * 60))
@@ -84,6 +85,20 @@ def test_table_c_a_unit_is_not_a_cap() -> None:
         ("R4 C[6144,9000) R5 C[0,20); R2 R3", 2878),
         ("R2 R3 R4 R5", 4),
     ]
+
+
+def test_with_overlap_a_slot_comes_back_one_step_later() -> None:
+    done = walk(6, overlap=True)
+    assert lines(done) == [
+        *TABLE_A[:3],
+        ("R4 C[6144,8192); R2 R3", 2050),
+        ("R4 C[8192,9000) R5 C[0,20); R2 R3", 830),
+        ("R2 R3 R4 R5", 4),
+    ]
+    assert [it.ended for it in done] == [(), (), (), ("R1",), (), ()]
+    assert done[2].held == {"R1": Reason.ENDING, "R5": Reason.BATCH_FULL}
+    assert done[3].held == {"R5": Reason.BATCH_FULL}
+    assert [it.free_blocks for it in done[2:4]] == [3, 12]
 
 
 @pytest.mark.parametrize(
