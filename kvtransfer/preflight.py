@@ -143,7 +143,12 @@ class Probes:
 
     def advance(self) -> None:
         for slot, probe in list(self._by_slot.items()):
-            if probe.advance(self._transport):
+            try:
+                over = probe.advance(self._transport)
+            except Exception as error:  # its slot is kept: bytes may still arrive there
+                probe.reject(f"{type(error).__name__}: {error}")
+                continue
+            if over:
                 del self._by_slot[slot]
 
     def reject_all(self, reason: str) -> None:

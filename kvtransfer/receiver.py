@@ -72,6 +72,7 @@ class Receiver:
         self._queue: deque[Callable[[], None]] = deque()
         self._reads: list[BlockRead] = []
         self._probes = Probes(transport, area)
+        self.num_abandoned = 0  # reads whose end nobody will know: their blocks stay quarantined
         self.kv_bytes_read = 0  # of whole reads of blocks; what probes read is no KV
         self._serving = False
         self._attentive_until = self._posted_at = -math.inf
@@ -153,7 +154,7 @@ class Receiver:
     @property
     def num_overdue(self) -> int:
         """Reads given up whose end is still awaited: their target blocks are in quarantine."""
-        return sum(read.verified.done() for read in self._reads.copy())
+        return self.num_abandoned + sum(read.verified.done() for read in self._reads.copy())
 
     @property
     def probe_bytes(self) -> int:
@@ -241,19 +242,34 @@ class Receiver:
         self._probes.advance()
         for read in list(self._reads):
             assert read.handle is not None
-            state = self.transport.poll(read.handle)
+            try:
+                state = self.transport.poll(read.handle)
+            except Exception as error:  # nobody knows whether its bytes still arrive
+                logger.exception("the transport lost a read from %s", read.peer)
+                self._reads.remove(read)
+                self.num_abandoned += 1
+                _reject(read, _wrapped(error))
+                continue
             if state is ReadState.IN_FLIGHT:
                 if not read.verified.done() and self._clock() >= read.deadline:
                     _reject(read, TransferError("the read did not finish within its time"))
                 continue
             self._reads.remove(read)
+            self._conclude(read, state)
+
+    def _conclude(self, read: BlockRead, state: ReadState) -> None:
+        """No byte arrives any more: both ends of the read are told, whatever happens."""
+        try:
             if state is ReadState.DONE:
                 self.kv_bytes_read += len(read.local_blocks) * self._layout.block_bytes
                 self._verify(read)
             else:
                 _reject(read, TransferError("the read failed"))
                 self._forget(read.peer)  # its connection is of no use any more
-            read.terminal.set_result(None)
+        except Exception as error:
+            logger.exception("a read from %s could not be judged", read.peer)
+            _reject(read, _wrapped(error))
+        read.terminal.set_result(None)
 
     def _verify(self, read: BlockRead) -> None:
         if read.verified.done():
@@ -273,6 +289,7 @@ class Receiver:
             _reject(read, TransferError(reason))
         # `terminal` stays open: nobody can promise that no byte arrives. The blocks stay
         # quarantined until the process ends.
+        self.num_abandoned += len(self._reads)
         self._reads.clear()
         self._probes.reject_all(reason)
 

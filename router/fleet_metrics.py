@@ -97,6 +97,11 @@ COUNTER_FAMILIES = {
         "reason",
     ),
     "attempts_ended_": ("segue_attempts_ended", "Attempts by their end.", "outcome"),
+    "defects_": (
+        "segue_worker_defects",
+        "Errors that nobody expected; they cost those that they struck, by where.",
+        "where",
+    ),
     "lease_": ("segue_kv_leases_ended", "Leases by how they ended.", "verdict"),
     "fence_": (
         "segue_fence_refusals",

@@ -142,6 +142,9 @@ class WorkerLinks:
                         self._deliver(link, deltas)
             except SegueError as error:
                 reason = error.message
+            except Exception as error:  # else nobody would ever hear of this worker again
+                logger.exception("following %s failed", identity)
+                reason = repr(error)
             logger.log(logging.INFO if link.usable else logging.DEBUG, "%s: %s", identity, reason)
             link.usable = False
             self._lost(identity, reason)

@@ -24,6 +24,7 @@ class Running:
     sequence: Sequence
     abort: Callable[[str], None]  # ends the attempt without a word to the gateway
     events: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
+    awaits_engine: bool = True  # it has not heard the engine's last word of the sequence
 
 
 class Attempts:

@@ -125,7 +125,7 @@ class DecodeRole:
         self._attempts.begin(running)
         self._landings[sequence.attempt] = landing
         landing.task = asyncio.create_task(self._own(landing), name=f"land {sequence.attempt}")
-        self._engine.post(lambda: self._engine.add(sequence))
+        self._engine.post(lambda: self._engine.add(sequence), sequence)
         self._renewal.start()
         return landing
 
@@ -156,6 +156,11 @@ class DecodeRole:
         landing = self._landings.get(sequence.attempt)
         if landing is not None and landing.sequence is sequence:
             landing.grant(self._clock())
+
+    def owns(self, sequence: Sequence) -> bool:
+        """Its landing's owner will take it out of the engine, when no byte can arrive any more."""
+        landing = self._landings.get(sequence.attempt)
+        return landing is not None and landing.sequence is sequence
 
     def on_ended(self, sequence: Sequence, failure: Failure) -> bool:
         """The engine ended a running attempt. True: whoever waits for its credit tells of it."""

@@ -39,6 +39,8 @@ class EngineCounters:
     context_tokens: int = 0
     generated_tokens: int = 0
     pauses: int = 0
+    failed_commands: int = 0
+    failed_steps: int = 0
     last_progress: float = 0.0  # monotonic; of the last step, or of the last moment without work
 
 
@@ -63,7 +65,7 @@ class Engine:
         self._sequences: dict[AttemptId, Sequence] = {}
         self._announced: dict[AttemptId, int] = {}  # blocks of a handoff already told of
         self._outcome = StepOutcome()
-        self._inbox: deque[Callable[[], object]] = deque()
+        self._inbox: deque[tuple[Callable[[], object], Sequence | None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._next_tick = clock() + TICK_SECONDS
@@ -89,10 +91,10 @@ class Engine:
     def num_sequences(self) -> int:
         return len(self._sequences)
 
-    def post(self, action: Callable[[], object]) -> None:
-        """Run `action` in the engine thread before the next step."""
+    def post(self, action: Callable[[], object], concerns: Sequence | None = None) -> None:
+        """Run `action` in the engine thread before the next step. Raises it, `concerns` ends."""
         with self._wake:
-            self._inbox.append(action)
+            self._inbox.append((action, concerns))
             self._wake.notify()
 
     def call(self, action: Callable[[], T]) -> Future[T]:
@@ -191,6 +193,7 @@ class Engine:
             self._step(now)
         except Exception as error:  # a defect in the loop itself must not freeze everybody
             logger.exception("engine step failed; its sequences are ended")
+            self.counters.failed_steps += 1
             for sequence in list(self._sequences.values()):
                 if sequence.phase in (Phase.CONTEXT, Phase.GENERATION):
                     self._fail(sequence, Failure(FailureKind.COMPUTE, repr(error)))
@@ -209,11 +212,14 @@ class Engine:
         with self._wake:
             actions = list(self._inbox)
             self._inbox.clear()
-        for action in actions:
+        for action, sequence in actions:
             try:
                 action()
-            except Exception:
+            except Exception as error:
                 logger.exception("an engine command failed")
+                self.counters.failed_commands += 1
+                if sequence is not None:
+                    self._lose(sequence, Failure(FailureKind.COMPUTE, repr(error)))
 
     def _expire(self, now: float) -> None:
         for sequence in list(self._sequences.values()):
@@ -349,6 +355,13 @@ class Engine:
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
         self._leave(sequence)
         self._outcome.ended.append(Ended(sequence, None, failure))
+
+    def _lose(self, sequence: Sequence, failure: Failure) -> None:
+        """It can be anywhere, or nowhere: whoever waits for it is told."""
+        if self.holds(sequence):
+            self._fail(sequence, failure)
+        else:
+            self._outcome.ended.append(Ended(sequence, None, failure))
 
     def _leave(self, *sequences: Sequence) -> None:
         """The one way out: scheduler and cache forget the sequences."""

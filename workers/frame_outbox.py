@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from segue.cluster.errors import AttemptFailed, FailureKind, Overloaded, StaleKind, StaleReference
-from segue.cluster.handoff import TokenDelta
+from segue.cluster.handoff import Failure, TokenDelta
 from segue.cluster.identity import AttemptId
 
 MAX_GATEWAYS = 64
@@ -38,7 +38,10 @@ class FrameOutbox:
             raise AttemptFailed(FailureKind.REFUSED, error.message) from error
 
     def put(self, gateway_id: str, delta: TokenDelta) -> None:
-        """Never fails. Nobody waits for the deltas of a gateway that was declared absent."""
+        """Never fails. Nobody waits for the deltas of a gateway that was declared absent.
+
+        Tokens that do not continue what waits make a failure of their attempt.
+        """
         backlog = self._backlogs.get(gateway_id)
         if backlog is None:
             return
@@ -114,7 +117,10 @@ def _merged(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         return first  # the first end is final
     if second.failure is not None and not second.token_ids:
         second = second._replace(position=first.position + len(first.token_ids))
-    assert second.position == first.position + len(first.token_ids)
+    end = first.position + len(first.token_ids)
+    if second.position != end:
+        gap = f"tokens [{end}, {second.position}) were lost in the worker"
+        return first._replace(failure=Failure(FailureKind.COMPUTE, gap))
     return first._replace(
         token_ids=first.token_ids + second.token_ids,
         finish=second.finish,

@@ -5,6 +5,7 @@ computing. Expired leases are swept by a timer that depends on nothing else.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,8 @@ from segue.cluster.identity import AttemptId, WorkerIdentity
 from segue.kvtransfer.lease import EndedLease, LeaseTable, ReleaseVerdict
 from segue.kvtransfer.receiver import Receiver
 from segue.workers.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 _STALE = {
     ReleaseVerdict.EXPIRED: StaleKind.LEASE,
@@ -110,9 +113,14 @@ class LeaseDesk:
         self._on_expired(lease)
 
     def _sweep(self) -> None:
-        for lease in self._table.sweep(self._clock()):
-            self._expire(lease)
-        self._changed()
+        try:
+            for lease in self._table.sweep(self._clock()):
+                try:
+                    self._expire(lease)
+                except Exception:  # the others have expired all the same
+                    logger.exception("the end of lease %s reached nobody", lease.lease_id)
+        finally:
+            self._changed()
 
     def _changed(self) -> None:
         self._receiver.serve(len(self._table) > 0)

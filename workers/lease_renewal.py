@@ -50,7 +50,14 @@ class LeaseRenewal:
             for landing in self._landings():
                 if landing.has_credit and not landing.releasing:
                     by_source.setdefault(landing.source.identity, []).append(landing)
-            await asyncio.gather(*(self._renew(landings) for landings in by_source.values()))
+            await asyncio.gather(*map(self._renew_or_not, by_source.values()))
+
+    async def _renew_or_not(self, landings: list[Landing]) -> None:
+        """A defect with one source must not cost the leases of the others."""
+        try:
+            await self._renew(landings)
+        except Exception:
+            logger.exception("renewing leases at %s failed", landings[0].source.identity)
 
     async def _renew(self, landings: list[Landing]) -> None:
         source = landings[0].source

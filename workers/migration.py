@@ -268,7 +268,7 @@ class Migrations:
         sequence = move.running.sequence
         logger.warning("%s stays here: %s", sequence.attempt, error)
         self._leases.abandon(move.lease_id, move.order.new_id)
-        self._engine.post(lambda: take_back(self._engine, sequence))
+        self._engine.post(lambda: take_back(self._engine, sequence), sequence)
         if move.reserving:
             task = asyncio.create_task(self._cancel(move, error.message))
             self._background.add(task)

@@ -157,7 +157,8 @@ class PrefillRole:
             self._leases.open(credit.lease_id, credit.decode.identity, sequence.attempt)
             if credit.decode != decode:
                 self._engine.post(lambda: self._engine.scheduler.rebound(sequence.attempt))
-            self._engine.post(lambda: self._engine.add(sequence, credit.num_cached_blocks))
+            known = credit.num_cached_blocks
+            self._engine.post(lambda: self._engine.add(sequence, known), sequence)
             return credit.decode
         finally:
             del self._waits[sequence.attempt]

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from segue.cluster.config import TransferConfig
+from segue.cluster.errors import InternalError
 from segue.cluster.fences import Fences
 from segue.cluster.handoff import (
     Announcement,
     Assignment,
-    Failure,
     LeaseRelease,
     LeaseVerdict,
     MigrationOrder,
@@ -30,16 +30,18 @@ from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts, Running
+from segue.workers.audit import Audit
 from segue.workers.decode_role import DecodeRole
 from segue.workers.drain import Drain
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
 from segue.workers.migration import Migrations
+from segue.workers.news import News
 from segue.workers.parts import WorkerParts
 from segue.workers.prefill_role import PrefillRole
 from segue.workers.sequence import Sequence as TokenSequence
 from segue.workers.status_report import report
-from segue.workers.step_outcome import Ended, StepOutcome
+from segue.workers.step_outcome import StepOutcome
 from segue.workers.watchdog import Diagnosis, Watchdog
 
 logger = logging.getLogger(__name__)
@@ -101,6 +103,8 @@ class WorkerService:
             block_bytes=parts.facts.block_bytes,
             clock=clock,
         )
+        self.audit = Audit(self.attempts, parts.engine, self._forgotten)
+        self.news = News(self.attempts, parts.engine, self.outbox, self.prefill, self.decode)
         self.draining = Drain(self.attempts, self.leases, self.outbox)
         self._clock = clock
         self._watchdog = Watchdog(parts.engine, parts.receiver, stalled_after_s, clock)
@@ -113,6 +117,7 @@ class WorkerService:
     # -- WorkerApi ---------------------------------------------------------------------------
 
     async def submit(self, assignment: Assignment, decode: Peer | None) -> None:
+        self.audit.start()
         if decode is not None and decode.identity != self.identity:
             self.prefill.submit(assignment, decode)
             return
@@ -137,6 +142,7 @@ class WorkerService:
         return self.outbox.listen(gateway_id)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        self.audit.start()
         return await self.decode.reserve(reservation)
 
     async def announce(self, announcement: Announcement) -> None:
@@ -188,7 +194,8 @@ class WorkerService:
         if diagnosis.condition is WorkerCondition.READY and self.draining.begun.is_set():
             diagnosis = Diagnosis(WorkerCondition.DRAINING, self.draining.reason)
         status = report(self.parts, self.attempts, self.leases, self.decode, diagnosis)
-        return replace(status, counters=status.counters | self.fences.counters())
+        more = self.fences.counters() | {"defects_lost_news": float(self.news.num_lost)}
+        return replace(status, counters=status.counters | more)
 
     def beat(self) -> WorkerStatus:
         """What every heartbeat carries: of the pairs only those that routing must avoid."""
@@ -207,39 +214,11 @@ class WorkerService:
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Called on the event loop, once a step."""
-        for gateway_id, delta in outcome.deltas():
-            if self.attempts.get(delta.attempt) is not None:
-                self.outbox.put(gateway_id, delta)
-        for sequence in outcome.granted:
-            self.decode.on_granted(sequence)
-        for chunk in outcome.chunks:
-            running = self.attempts.of(chunk.sequence)
-            if running is None:
-                self.prefill.discard(chunk)
-            else:
-                running.events.put_nowait(chunk)
-        for ended in outcome.ended:
-            self._on_ended(ended)
+        self.news.pass_on(outcome)
 
-    def _on_ended(self, ended: Ended) -> None:
-        sequence = ended.sequence
-        running = self.attempts.of(sequence)
-        if running is None:
-            return
-        if sequence.hands_off:
-            running.events.put_nowait(ended)  # its owner ends it
-            return
-        if ended.failure is not None and self.decode.on_ended(sequence, ended.failure):
-            return
-        name = ended.finish.value if ended.finish else ""
-        if ended.failure is not None:
-            name = ended.failure.kind.value
-            self._tell_failure(sequence, ended.failure)
-        self.attempts.end(sequence.attempt, name)
-
-    def _tell_failure(self, sequence: TokenSequence, failure: Failure) -> None:
-        delta = TokenDelta(sequence.attempt, len(sequence.tokens), failure=failure)
-        self.outbox.put(sequence.assignment.gateway_id, delta)
+    def _forgotten(self, sequence: TokenSequence) -> None:
+        error = InternalError("it has left the engine, and nobody heard of it")
+        self.news.lost(sequence, error)
 
     def _gateway_is_absent(self, gateway_id: str) -> None:
         """Nobody can be told about these attempts: they end."""
@@ -261,5 +240,6 @@ class WorkerService:
         await self.decode.close(CLOSE_SECONDS)
         await self.prefill.close(CLOSE_SECONDS)
         self.leases.close()
+        await self.audit.stop()
         self.outbox.close()
         await self.parts.peers.close()

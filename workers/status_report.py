@@ -63,6 +63,8 @@ def report(
         "context_tokens": counters.context_tokens,
         "generated_tokens": counters.generated_tokens,
         "pauses": counters.pauses,
+        "defects_engine_command": counters.failed_commands,
+        "defects_engine_step": counters.failed_steps,
         **decode.credits.counters(),
         "attempts_received": attempts.received,
         "fence_after_read/content": receiver.num_corrupt_blocks,

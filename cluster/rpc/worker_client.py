@@ -22,6 +22,7 @@ from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.channel import open_channel
 from segue.cluster.rpc.fleet_codec import status_from_pb
+from segue.cluster.rpc.frame_codec import deltas_from_pb
 from segue.cluster.rpc.migration_codec import migration_report_from_pb, migration_to_pb
 from segue.cluster.rpc.rebind_codec import rebind_report_from_pb, rebind_to_pb
 from segue.cluster.step_trace import StepRecord
@@ -62,7 +63,7 @@ class WorkerClient:
         stream = self._channel.stream(self._stub.Frames, request, silence_s=None)
         async with aclosing(stream):
             async for frame in stream:
-                yield [codec.delta_from_pb(item) for item in frame.deltas]
+                yield deltas_from_pb(frame)
 
     async def reserve(self, reservation: Reservation, *, deadline_s: float) -> ReserveOutcome:
         request = codec.reservation_to_pb(self.peer.identity, reservation)

@@ -10,6 +10,7 @@ from segue.cluster.fences import Use
 from segue.cluster.rpc import codec, serving_pb2_grpc
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc.fleet_codec import status_to_pb
+from segue.cluster.rpc.frame_codec import deltas_to_pb
 from segue.cluster.rpc.migration_codec import migration_from_pb, migration_report_to_pb
 from segue.cluster.rpc.rebind_codec import rebind_from_pb, rebind_report_to_pb
 from segue.cluster.rpc.server import Context
@@ -56,7 +57,7 @@ class WorkerServicer(serving_pb2_grpc.WorkerServicer):
             sequence = 0
             async for deltas in self._worker.frames(request.gateway_id):
                 sequence += 1
-                yield pb.StepFrame(sequence=sequence, deltas=map(codec.delta_to_pb, deltas))
+                yield pb.StepFrame(sequence=sequence, deltas=deltas_to_pb(deltas))
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
         with self._fenced(Use.RESERVE, request.target):

@@ -12,6 +12,7 @@ from segue.kvtransfer.checksum import block_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import Faults, LoopbackFabric, LoopbackTransport
 from segue.kvtransfer.receiver import BlockRead, Receiver
+from segue.kvtransfer.transport import ReadHandle, ReadState
 
 LAYOUT = KVLayout(8, 2, 1, 4, 4, "int8", 1, scale_bytes=4)
 
@@ -161,4 +162,38 @@ def test_a_transport_that_cannot_forget_a_peer_ends_nobody(pair: Pair) -> None:
     receiver.disconnect("source")
     receiver.connect("source", pair.metadata, LAYOUT.num_blocks)
     assert failure(receiver.read("nobody", (1,), (1,), (), 5.0).verified)  # the thread lives
+    receiver.stop()
+
+
+def test_a_read_that_cannot_be_judged_ends_and_spares_the_others(pair: Pair) -> None:
+    pair.fabric.set_faults(Faults(delay_polls=20))
+    odd = pair.receiver.read("source", (3,), (3,), (1, 2), 5.0)  # two checksums for one block
+    other = pair.read((4,), (4,))
+    assert "ValueError" in failure(odd.verified)
+    odd.terminal.result(5)
+    other.verified.result(5)
+    assert pair.receiver.num_overdue == 0
+
+
+def test_a_read_that_the_transport_loses_is_quarantined_alone(pair: Pair) -> None:
+    class Loses(LoopbackTransport):
+        lost: ReadHandle | None = None
+
+        def poll(self, handle: ReadHandle) -> ReadState:
+            self.lost = handle if self.lost is None else self.lost
+            if handle == self.lost:
+                raise RuntimeError("which read?")
+            return super().poll(handle)
+
+    transport = Loses(pair.fabric, "loses")
+    transport.register(pair.target.address, LAYOUT.num_bytes, "cpu")
+    receiver = Receiver(transport, LAYOUT, pair.target.view)
+    receiver.start()
+    receiver.connect("source", pair.metadata, LAYOUT.num_blocks).result(5)
+    first, second = (
+        receiver.read("source", (block,), (block,), pair.sums(block), 5.0) for block in (3, 4)
+    )
+    assert "which read" in failure(first.verified)
+    second.verified.result(5)
+    assert not first.terminal.done() and receiver.num_overdue == 1 and not receiver.num_in_flight
     receiver.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest_asyncio
 from local_fleet import TOKEN
@@ -88,3 +89,25 @@ async def test_aborts_reach_a_worker_while_the_gateway_closes(
     links.abort(AttemptId("r", 1), [worker.identity])
     await links.close()
     assert worker.aborted == [AttemptId("r", 1)]
+
+
+async def test_a_defect_in_what_hears_a_worker_is_a_broken_link() -> None:
+    class Stumbling(WorkerLinks):
+        has_stumbled = False
+
+        def _deliver(self, *args: Any) -> None:
+            if args[1] and not self.has_stumbled:
+                self.has_stumbled = True
+                raise ZeroDivisionError("a defect of the gateway")
+            super()._deliver(*args)
+
+    links = Stumbling("gateway", TOKEN)
+    async with scripted_worker("both") as worker:
+        links.on_fleet_change(FleetView(workers=(worker.view,)))
+        await until(lambda: links.usable(worker.identity))
+        inbox = links.open_inbox(AttemptId("r", 1), [worker.identity])
+        worker.say(AttemptId("r", 1), 3, 9)
+        lost = await event(inbox)
+        assert isinstance(lost, LinkLost) and "a defect of the gateway" in lost.reason
+        await until(lambda: links.usable(worker.identity))
+        await links.close()

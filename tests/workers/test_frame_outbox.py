@@ -147,3 +147,18 @@ async def test_too_many_gateways_are_refused_before_any_work_is_done(outbox: Fra
     assert refusal.value.retryable and refusal.value.failure is FailureKind.REFUSED
     outbox.put("one more", delta(0, 1))  # never fails
     outbox.close()
+
+
+async def test_a_gap_fails_its_attempt_and_keeps_what_came_before(outbox: FrameOutbox) -> None:
+    outbox.expect("g")
+    outbox.put("g", delta(5, 1, 2))
+    outbox.put("g", delta(8, 4))
+    outbox.put("g", delta(9, 5))
+    outbox.put("g", delta(0, 7, name="other"))
+    async with aclosing(outbox.listen("g")) as frames:
+        torn, other = await anext(frames)
+    assert (torn.token_ids, torn.finish) == ((1, 2), None)
+    assert torn.failure is not None and torn.failure.retryable
+    assert torn.failure.message == "tokens [7, 8) were lost in the worker"
+    assert other == delta(0, 7, name="other")
+    outbox.close()

@@ -125,3 +125,27 @@ async def test_abandoning_twice_or_for_another_attempt_does_nothing() -> None:
     assert rig.leased == 0
     rig.engine.pool.check_integrity()
     rig.desk.close()
+
+
+async def test_an_owner_that_stumbles_costs_the_others_nothing() -> None:
+    rig = Rig()
+
+    def stumble(lease: EndedLease) -> None:
+        rig.expired.append(lease)
+        if lease.lease_id == "a":
+            raise ZeroDivisionError("a defect of whoever is told")
+
+    rig.desk = LeaseDesk(
+        cast(Engine, rig.engine),
+        cast(Receiver, rig.receiver),
+        0.1,
+        asyncio.get_running_loop().time,
+        stumble,
+    )
+    rig.lease("a")
+    rig.lease("b")
+    await asyncio.sleep(0.2)
+    rig.lease("c")
+    await asyncio.sleep(0.2)
+    assert [lease.lease_id for lease in rig.expired] == ["a", "b", "c"]
+    assert rig.leased == 0 and not rig.receiver.serving
