@@ -30,7 +30,7 @@ class HandoverPlan:
     base_url: str = "http://127.0.0.1:8000"
     model: str = ""
     api_key: str | None = None
-    prompt_tokens: tuple[int, ...] = (128, 1024, 4000)
+    prompt_tokens: tuple[int, ...] = (128, 1024, 4096)
     output_tokens: int = 8
     rounds: int = 10
     seed: int = 0

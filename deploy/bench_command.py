@@ -93,7 +93,7 @@ def handover(
     base_url: Annotated[str, typer.Option(help="the server")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="default: its first model")] = "",
     api_key: ApiKeyOption = None,
-    prompt_tokens: Annotated[str, typer.Option(help="tokens of the prompts")] = "128,1024,4000",
+    prompt_tokens: Annotated[str, typer.Option(help="tokens of the prompts")] = "128,1024,4096",
     output_tokens: Annotated[int, typer.Option(help="tokens an answer")] = 8,
     rounds: Annotated[int, typer.Option(help="requests of each length")] = 10,
     seed: Annotated[int | None, typer.Option(help="of the prompts; default: new ones")] = None,
