@@ -178,7 +178,9 @@ class EngineConfig(Section):
     )
     torch_threads: Annotated[int, Field(ge=1)] = 1
     trace_steps: Annotated[int, Field(ge=0, le=4096)] = Field(
-        default=512, description="how many engine steps are remembered for `segue trace`"
+        default=512,
+        description="how many engine steps, that compute or only decide, are remembered for "
+        "`segue trace`",
     )
 
     @model_validator(mode="after")

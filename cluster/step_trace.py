@@ -22,7 +22,10 @@ class StepReason:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Times in seconds since the epoch. Context before generation, as they were packed."""
+    """Times in seconds since the epoch. Context before generation, as they were packed.
+
+    A step may compute nothing, and only decide.
+    """
 
     number: int
     began: float
@@ -31,6 +34,10 @@ class StepRecord:
     generation: tuple[str, ...]
     reasons: tuple[StepReason, ...]
     free_blocks: int
+
+    @property
+    def computes(self) -> bool:
+        return bool(self.context or self.generation)
 
     @property
     def num_tokens(self) -> int:

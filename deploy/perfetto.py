@@ -9,11 +9,21 @@ STEPS_TRACK = 0  # thread id of the engine's own track; requests follow
 
 
 def timeline(worker: str, steps: Iterable[StepRecord]) -> dict[str, Any]:
-    """One process for the worker: a track of steps, a track for each request, two counters."""
+    """One process for the worker: a track of steps, a track for each request, two counters.
+
+    What was decided about a request, and why it waits, are instants on its track.
+    """
     events: list[dict[str, Any]] = [_name("process_name", worker), _name("thread_name", "steps")]
     tracks: dict[str, int] = {}
     for step in steps:
-        events.append(_slice(step, STEPS_TRACK, f"step {step.number}", _arguments(step)))
+        title, arguments = f"step {step.number}", _arguments(step)
+        if step.computes:
+            events.append(_slice(step, STEPS_TRACK, title, arguments))
+        else:
+            events.append(_instant(step, STEPS_TRACK, title, arguments))
+        for reason in step.reasons:
+            track = _track(tracks, events, reason.attempt)
+            events.append(_instant(step, track, reason.reason, {"step": step.number}))
         for work in step.context:
             span = f"context [{work.start}, {work.start + work.num_tokens})"
             track = _track(tracks, events, work.attempt)
@@ -54,6 +64,11 @@ def _slice(step: StepRecord, track: int, name: str, arguments: dict[str, Any]) -
         "dur": (step.ended - step.began) * 1e6,
         "args": arguments,
     }
+
+
+def _instant(step: StepRecord, track: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    place = {"pid": 1, "tid": track, "ts": step.began * 1e6}
+    return {"ph": "i", "s": "t", "name": name, **place, "args": arguments}
 
 
 def _counter(step: StepRecord, name: str, values: dict[str, int]) -> dict[str, Any]:

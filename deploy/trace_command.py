@@ -77,8 +77,8 @@ def table(title: str, steps: list[StepRecord]) -> Table:
     for step in steps:
         shown.add_row(
             str(step.number),
-            f"{(step.ended - step.began) * 1e3:.1f}",
-            str(step.num_tokens),
+            f"{(step.ended - step.began) * 1e3:.1f}" if step.computes else "",
+            str(step.num_tokens) if step.computes else "",
             str(step.free_blocks),
             " ".join(
                 f"{_short(work.attempt)}[{work.start},{work.start + work.num_tokens})"

@@ -234,12 +234,16 @@ class Engine:
         self._copy_blocks(plan)
         self._outcome.granted.extend(plan.reservations)
         self.counters.pauses += len(plan.paused)
-        if plan.is_empty:
-            return
         began = time.time()
+        if plan.is_empty:
+            if plan.decisions:
+                self.recorder.record(plan, began, began, self.cache.pool.num_available)
+            return
         self.recorder.begin(plan, began)
-        result = self._execution.run(plan, self.scheduler.generation)
-        self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
+        try:
+            result = self._execution.run(plan, self.scheduler.generation)
+        finally:
+            self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
         self._apply(plan, result)
         counters = self.counters
         counters.steps += 1

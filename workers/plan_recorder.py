@@ -1,4 +1,5 @@
-"""Remembers the last steps of an engine: the plan as it was, and when it ran.
+"""Remembers the last steps of an engine that computed or decided something: the plan as it was,
+and when it ran.
 
 Recording keeps references only; a step is put into words when somebody asks.
 """

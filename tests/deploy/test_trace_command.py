@@ -29,6 +29,7 @@ STEPS = [
         42,
     ),
     StepRecord(8, 100.25, 100.3, (), ("cccc#1",), (), 41),
+    StepRecord(9, 100.5, 100.5, (), (), (StepReason("ffff#1", "waiting_for_credit"),), 43),
 ]
 
 records = st.builds(
@@ -78,17 +79,27 @@ def test_the_table_says_who_ran_and_why_not() -> None:
     text = console.export_text()
     for part in ("prefill-0", "250.0", "150", "aaaaaaaa#1[0,128)", "bbbb#2[128,148)", "no_blocks"):
         assert part in text
+    (idle,) = [line for line in text.splitlines() if "waiting_for_credit: ffff#1" in line]
+    assert "0.0" not in idle and " 43 " in idle
 
 
 def test_the_timeline_has_a_track_for_each_request() -> None:
     events = json.loads(json.dumps(timeline("prefill-0", STEPS)))["traceEvents"]
     tracks = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
-    assert set(tracks) == {"steps", "aaaaaaaaaaaa#1", "bbbb#2", "cccc#1", "dddd#1"}
+    running = {"aaaaaaaaaaaa#1", "bbbb#2", "cccc#1", "dddd#1"}
+    assert set(tracks) == {"steps", "eeee#1", "ffff#1"} | running
     slices = [e for e in events if e["ph"] == "X"]
     assert [e["name"] for e in slices if e["tid"] == tracks["steps"]] == ["step 7", "step 8"]
     assert len([e for e in slices if e["tid"] == tracks["cccc#1"]]) == 2
     assert all(e["dur"] >= 0 for e in slices)
     assert slices[0]["ts"] == 100.0 * 1e6
+    instants = {(e["tid"], e["name"], e["ts"]) for e in events if e["ph"] == "i"}
+    assert instants == {
+        (tracks["aaaaaaaaaaaa#1"], "chunked", 100.0 * 1e6),
+        (tracks["eeee#1"], "no_blocks", 100.0 * 1e6),
+        (tracks["ffff#1"], "waiting_for_credit", 100.5 * 1e6),
+        (tracks["steps"], "step 9", 100.5 * 1e6),
+    }
 
 
 def as_json() -> dict[str, object]:
@@ -128,7 +139,7 @@ def test_the_command_writes_a_timeline_and_tells_errors(
     monkeypatch.setattr(httpx, "request", lambda *_, **__: next(answers))
     target = tmp_path / "steps.json"
     done = CliRunner().invoke(app, ["trace", "--worker", "prefill-0", "--perfetto", str(target)])
-    assert done.exit_code == 0 and "2 steps" in done.output
+    assert done.exit_code == 0 and "3 steps" in done.output
     assert json.loads(target.read_bytes())["traceEvents"]
     refused = CliRunner().invoke(app, ["trace", "--worker", "x"])
     assert refused.exit_code == 2

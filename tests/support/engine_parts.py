@@ -19,6 +19,7 @@ from segue.workers.kvcache.block_operations import (
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
+from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.scheduler.chunking import ChunkingPolicy
 from segue.workers.scheduler.microbatch import StepBudget
 from segue.workers.scheduler.policies import capacity_policy
@@ -151,11 +152,12 @@ def make_engine(
     scheduler: Scheduler,
     runner: FakeRunner,
     on_outcome: Callable[[StepOutcome], None],
+    recorder: PlanRecorder | None = None,
 ) -> Engine:
     def checksum(block_ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(hash(tuple(runner.slots[block_id])) % 2**32 for block_id in block_ids)
 
-    return Engine(scheduler, StepExecution(runner, checksum), on_outcome)
+    return Engine(scheduler, StepExecution(runner, checksum), on_outcome, recorder=recorder)
 
 
 def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
