@@ -12,9 +12,10 @@ from segue.cluster.fleet import (
     PoolView,
     Registration,
     RegistrationVerdict,
+    Sources,
     WorkerState,
 )
-from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
+from segue.cluster.identity import WorkerIdentity, new_incarnation
 from segue.cluster.launcher import ControllerSettings, Launcher
 from segue.cluster.registry import Registry
 from segue.cluster.replica import Replica
@@ -89,8 +90,8 @@ class Controller:
         self._announce()
         return known
 
-    def sources_for(self, identity: WorkerIdentity) -> list[Peer]:
-        """The workers whose prompts `identity` may be asked to go on with."""
+    def sources_for(self, identity: WorkerIdentity) -> Sources:
+        """The workers whose prompts and answers `identity` may be asked to go on with."""
         return self._registry.sources_for(identity)
 
     def disconnect(self, identity: WorkerIdentity) -> None:

@@ -99,6 +99,15 @@ class FleetView:
 
 
 @dataclass(frozen=True, slots=True)
+class Sources:
+    """Whom a worker may have to read KV from: those that read prompts for it, with every request;
+    those that write answers, if one moves here."""
+
+    of_prompts: tuple[Peer, ...] = ()
+    of_answers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """What a worker says when it is able to serve."""
 

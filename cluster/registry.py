@@ -17,6 +17,7 @@ from segue.cluster.fleet import (
     PoolView,
     Registration,
     RegistrationVerdict,
+    Sources,
     WorkerState,
     WorkerView,
 )
@@ -24,6 +25,7 @@ from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
 STALLED = "stalled"  # how the reason of such a suspicion begins
+MAX_NEIGHBOURS = 32  # writers that a worker meets before an answer moves
 MAX_RETIRED = 1024  # incarnations remembered as dead; a zombie older than that is merely unknown
 
 
@@ -211,16 +213,27 @@ class Registry:
             deaths=dict(past.deaths),
         )
 
-    def sources_for(self, identity: WorkerIdentity) -> list[Peer]:
-        """Whom a worker may have to read from: an answer goes on where no prompt is read."""
+    def sources_for(self, identity: WorkerIdentity) -> Sources:
+        """Whom a worker should meet before it must read from them.
+
+        Of those that write answers these are the next ones in the circle of all: in a pool of any
+        size each worker meets few, and is met by few.
+        """
         reader = self._living(identity)
-        if reader is None or reader.view.role != "decode":
-            return []
+        if reader is None or reader.view.role == "prefill":
+            return Sources()
+        prompts = self._ready_peers("prefill") if reader.view.role == "decode" else []
+        writers = [p for p in self._ready_peers("decode", "both") if p.identity != identity]
+        place = sum(p.identity.worker_id < identity.worker_id for p in writers)
+        circle = writers[place:] + writers[:place]
+        return Sources(tuple(prompts), tuple(circle[:MAX_NEIGHBOURS]))
+
+    def _ready_peers(self, *roles: Role) -> list[Peer]:
         return [
             record.view.peer
             for _, record in sorted(self._records.items())
             if record.view.peer is not None
-            and record.view.role == "prefill"
+            and record.view.role in roles
             and record.view.state is WorkerState.READY
         ]
 

@@ -16,6 +16,7 @@ from segue.deploy.user_errors import told_to_the_user
 TABLE_WIDTH = 180  # where no terminal says how wide it is
 NOT_READY_EXIT = 1
 SLOW_LOOP_SECONDS = 0.5
+SHOWN_PAIRS = 40  # the refused ones first
 _STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "dead": "red"}
 
 
@@ -57,7 +58,9 @@ def render(report: dict[str, Any]) -> list[Table | str]:
         if told := credits_held(worker["gauges"]):
             parts.append(f"credits of {worker['id']}: {told}")
     if pairs := report.get("pairs"):
-        parts.append(_pairs(pairs))
+        parts.append(_pairs(sorted(pairs, key=lambda pair: not pair["refusal"])[:SHOWN_PAIRS]))
+        if (others := len(pairs) - SHOWN_PAIRS) > 0:
+            parts.append(f"and {others} other pairs, which --json tells")
     if trouble := report.get("controller", {}).get("trouble"):
         age = report["controller"]["view_age_seconds"]
         parts.append(f"[yellow]controller not heard of for {age:.0f} s[/]: {escape(trouble)}")

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from segue.cluster.config import TransferConfig
 from segue.cluster.errors import AttemptFailed, FailureKind, SegueError, TransferError
+from segue.cluster.fleet import Sources
 from segue.cluster.handoff import WorkerDescription
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.rpc.worker_client import WorkerClient
@@ -25,6 +27,7 @@ SLOW_MEDIA = (MediumKind.TCP, MediumKind.UNKNOWN)
 DESCRIBE_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
 MAX_CLIENTS = 256
+SPREAD_SECONDS = 0.05  # a writer, over which the meetings of writers are spread
 CLOSE_SECONDS = 5.0  # for the calls that a forgotten client still has under way
 
 
@@ -49,6 +52,7 @@ class Peers:
         self._greetings: dict[WorkerIdentity, asyncio.Task[None]] = {}
         self._transfer = transfer or TransferConfig()
         self._clock = clock
+        self._chance = random.Random()
         self.pairs = PairBook()
 
     @property
@@ -96,25 +100,42 @@ class Peers:
         self._connections.move_to_end(identity)
         await asyncio.shield(task)
 
-    def greet(self, sources: Iterable[Peer], receiver: Receiver) -> None:
-        """Meet these before the first request does, a few at a time; failures are in `pairs`."""
-        for source in sources:
-            identity = source.identity
-            if (
-                identity in self._greetings
-                or len(self._greetings) >= NUM_SLOTS
-                or len(self._connections) >= MAX_CLIENTS
-                or self.pairs.refusal(identity, self._clock()) is not None
-                or receiver.is_connected(identity.incarnation)
-            ):
-                continue
-            self._greetings[identity] = asyncio.create_task(self._greet(source, receiver))
+    def greet(self, sources: Sources, receiver: Receiver) -> None:
+        """Meet these before a request needs it; failures are in `pairs`.
 
-    async def _greet(self, source: Peer, receiver: Receiver) -> None:
+        Those that read prompts first, a few at a time. Those that write answers only when all of
+        them are met, one at a time, any of them, after a while of its own: a worker that is new is
+        not read by all others at once.
+        """
+        for source in sources.of_prompts:
+            if len(self._greetings) < NUM_SLOTS and self._is_unmet(source, receiver):
+                self._begin_greeting(source, receiver, 0.0)
+        writers = [] if self._greetings else sources.of_answers
+        if unmet := [writer for writer in writers if self._is_unmet(writer, receiver)]:
+            pause = self._chance.uniform(0.0, SPREAD_SECONDS * len(writers))
+            self._begin_greeting(self._chance.choice(unmet), receiver, pause)
+
+    def _is_unmet(self, source: Peer, receiver: Receiver) -> bool:
+        identity = source.identity
+        return not (
+            identity in self._greetings
+            or len(self._connections) >= MAX_CLIENTS
+            or self.pairs.refusal(identity, self._clock()) is not None
+            or receiver.is_connected(identity.incarnation)
+        )
+
+    def _begin_greeting(self, source: Peer, receiver: Receiver, pause_s: float) -> None:
+        task = asyncio.create_task(self._greet(source, receiver, pause_s))
+        self._greetings[source.identity] = task
+
+    async def _greet(self, source: Peer, receiver: Receiver, pause_s: float) -> None:
         try:
+            await asyncio.sleep(pause_s)
             await self.connect(source, receiver)
         except SegueError as error:
             logger.info("cannot meet %s yet: %s", source.identity, error)
+        except Exception:
+            logger.exception("meeting %s failed", source.identity)
         finally:
             del self._greetings[source.identity]
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from segue.cluster.config import TransferConfig
 from segue.cluster.errors import InternalError
 from segue.cluster.fences import Fences
+from segue.cluster.fleet import Sources
 from segue.cluster.handoff import (
     Announcement,
     Assignment,
@@ -202,7 +203,7 @@ class WorkerService:
         status = self.status_now()
         return replace(status, pairs=tuple(pair for pair in status.pairs if pair.is_refused))
 
-    def on_sources(self, sources: Sequence[Peer]) -> None:
+    def on_sources(self, sources: Sources) -> None:
         """The controller's word on whom this worker may have to read from."""
         self.parts.peers.greet(sources, self.parts.receiver)
 

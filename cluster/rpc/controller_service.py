@@ -45,7 +45,11 @@ class ControllerService(pb_grpc.ControllerServicer):
                 raise InvalidRequest(f"a heartbeat stream of {owner} named {identity}")
             known = self._controller.beat(identity, status_from_pb(beat.status))
             sources = self._controller.sources_for(identity)
-            yield pb.HeartbeatReply(known=known, sources=map(peer_to_pb, sources))
+            yield pb.HeartbeatReply(
+                known=known,
+                sources=map(peer_to_pb, sources.of_prompts),
+                writers=map(peer_to_pb, sources.of_answers),
+            )
 
     async def Watch(
         self, request: pb.WatchRequest, context: Any

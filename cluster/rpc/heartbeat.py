@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 
 from segue.cluster.errors import DeadlineExceeded, SegueError, Unavailable
-from segue.cluster.fleet import Registration
-from segue.cluster.identity import Peer
+from segue.cluster.fleet import Registration, Sources
 from segue.cluster.launcher import ControllerLocator
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
@@ -40,7 +39,7 @@ class HeartbeatClient:
         status: Callable[[], WorkerStatus],
         on_orphaned: Callable[[str], None],
         *,
-        on_sources: Callable[[Sequence[Peer]], None] = lambda sources: None,
+        on_sources: Callable[[Sources], None] = lambda sources: None,
         orphan_after_s: float = ORPHAN_AFTER_S,
     ) -> None:
         self._locator = locator
@@ -142,7 +141,11 @@ class HeartbeatClient:
                 if not reply.known:
                     return
                 self._heard = time.monotonic()
-                self._on_sources([peer_from_pb(source) for source in reply.sources])
+                prompts, answers = (
+                    map(peer_from_pb, reply.sources),
+                    map(peer_from_pb, reply.writers),
+                )
+                self._on_sources(Sources(tuple(prompts), tuple(answers)))
         if failures:
             raise failures[0]
         raise Unavailable("the controller ended the heartbeat stream")

@@ -541,12 +541,14 @@ class Heartbeat(_message.Message):
     def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "sources")
+    __slots__ = ("known", "sources", "writers")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    WRITERS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     sources: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, known: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    writers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, known: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
     __slots__ = ("peer", "pool", "role", "state", "reason", "state_seconds", "pid", "status", "restarts", "last_end", "deaths")

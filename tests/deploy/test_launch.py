@@ -17,7 +17,7 @@ from rich.console import Console
 import segue
 from segue.cluster.config import SegueConfig
 from segue.deploy.serve import ServeOptions, effective_config
-from segue.deploy.status_command import duration, render, size
+from segue.deploy.status_command import SHOWN_PAIRS, duration, render, size
 
 SEGUE = (sys.executable, "-c", "from segue.deploy.launch import main; main()")
 
@@ -231,3 +231,26 @@ def test_short_forms() -> None:
         "2.0 GiB",
         "4.0 TiB",
     ]
+
+
+def test_of_many_pairs_the_refused_ones_are_shown() -> None:
+    def pair(number: int, refusal: str = "") -> dict[str, Any]:
+        return {
+            "source": f"decode-{number}",
+            "reader": "decode-0",
+            "transport": "shm",
+            "detail": "",
+            "measured": True,
+            "gigabytes_per_second": 1.0,
+            "seconds_ago": 1.0,
+            "refusal": refusal,
+        }
+
+    report = REPORT | {"pairs": [*map(pair, range(1, 50)), pair(50, "tcp is not rdma")]}
+    console = Console(width=180)
+    with console.capture() as printed:
+        for part in render(report):
+            console.print(part)
+    text = printed.get()
+    assert "tcp is not rdma" in text and "and 10 other pairs" in text
+    assert sum("decode-" in line and "shm" in line for line in text.splitlines()) == SHOWN_PAIRS

@@ -9,6 +9,8 @@ from worker_pair import BLOCK_SIZE, PROBE_BYTES, Node, Pair, worker_pair
 
 from segue.cluster.config import TransferConfig
 from segue.cluster.errors import AttemptFailed, FailureKind
+from segue.cluster.fleet import Sources
+from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import PairReport
 from segue.kvtransfer.loopback_transport import Faults
 from segue.kvtransfer.medium import Medium, MediumKind
@@ -130,7 +132,7 @@ async def test_a_new_life_is_probed_anew(strangers: Pair) -> None:
 
 async def test_workers_meet_before_the_first_request(strangers: Pair) -> None:
     """The controller's word is enough, and is said with every beat."""
-    sources = [strangers.prefill.peer]
+    sources = Sources((strangers.prefill.peer,))
     for _ in range(3):
         strangers.decode.service.on_sources(sources)
     await strangers.until(lambda: reports(strangers.decode))
@@ -140,13 +142,55 @@ async def test_workers_meet_before_the_first_request(strangers: Pair) -> None:
     assert strangers.decode.receiver.transport.bytes_read == (1 + TIMED_READS) * PROBE_BYTES
 
 
+async def test_writers_meet_one_at_a_time_and_after_those_that_read_prompts(
+    strangers: Pair,
+) -> None:
+    """So a first move between two decode workers pays for nothing, and none is besieged."""
+    reader = strangers.decode
+    writers = [await strangers.another("decode", f"decode-{n}") for n in (1, 2, 3)]
+    sources = Sources((strangers.prefill.peer,), tuple(node.peer for node in writers))
+    reader.service.on_sources(sources)
+    met = [set[str]()]
+
+    def beat() -> bool:
+        reader.service.on_sources(sources)
+        now = {pair.source.worker_id for pair in reports(reader)}
+        if now != met[-1]:
+            met.append(now)
+        return len(now) == 4
+
+    await strangers.until(beat)
+    assert [len(names) for names in met] == [0, 1, 2, 3, 4], "one after the other"
+    assert met[1] == {"prefill-0"}
+    assert not any(pair.is_refused for pair in reports(reader))
+    before = reader.receiver.transport.bytes_read
+    for _ in range(5):
+        beat()
+    await asyncio.sleep(0.2)
+    assert reader.receiver.transport.bytes_read == before, "nobody is met twice"
+
+
+async def test_a_writer_that_cannot_be_met_keeps_no_other_waiting(strangers: Pair) -> None:
+    reader = strangers.decode
+    other = await strangers.another("decode", "decode-2")
+    nowhere = Peer(WorkerIdentity("decode-1", "gone"), "127.0.0.1:1")
+    sources = Sources(of_answers=(nowhere, other.peer))
+
+    def beat() -> bool:
+        reader.service.on_sources(sources)
+        return bool(reports(reader))
+
+    await strangers.until(beat)
+    assert reports(reader)[0].source == other.identity
+
+
 async def test_a_refused_pair_is_met_again_without_a_request(strangers: Pair) -> None:
     strangers.fabric.set_faults(Faults(corrupt=True))
     await refused(strangers)
     strangers.fabric.set_faults(Faults())
 
     def beat() -> bool:
-        strangers.decode.service.on_sources([strangers.prefill.peer])
+        strangers.decode.service.on_sources(Sources((strangers.prefill.peer,)))
         return not reports(strangers.decode)[0].is_refused
 
     await strangers.until(beat)
