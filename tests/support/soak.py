@@ -1,5 +1,7 @@
 """Mixed traffic for minutes, with a worker killed every 20 seconds: nothing may be wrong or grow.
 
+Of each pool one worker is killed over and over; the other one lives through all of it, watched.
+
     python tests/support/soak.py [--minutes M] [--shallow]
 
 The last line is one JSON object; its `passed` says what the exit status says.
@@ -37,8 +39,9 @@ NUM_CLIENTS = 4
 HANG_UP_SHARE = 0.1
 ANSWER_SECONDS = 75.0
 SETTLE_SECONDS = 60.0
+SURVIVORS = ("gateway", "controller", "prefill-1", "decode-1")
 # What a process that lives through all of it may gain after its first fifth.
-SPARE_BYTES, SPARE_THREADS, SPARE_SOCKETS = 64 * 2**20, 4, 6
+SPARE = {"rss_bytes": 64 * 2**20, "threads": 4, "sockets": 6, "descriptors": 12}
 KINDS = [
     (token_ids(100 + i, length), count)
     for i, (length, count) in enumerate(
@@ -54,6 +57,7 @@ class Sample:
     rss_bytes: int
     threads: int
     sockets: int
+    descriptors: int  # the sockets included
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    pids: dict[str, set[int]] = field(default_factory=dict)  # of those that nobody kills
 
 
 class Soak:
@@ -131,12 +136,12 @@ class Soak:
     async def _sample(self) -> None:
         """Of the processes that are never killed."""
         while await self._pause(SAMPLE_EVERY_SECONDS):
-            for place in ("gateway", "controller"):
+            for place in SURVIVORS:
                 if (pid := self._fleet.pid(place)) is None:
                     continue
-                process = psutil.Process(pid)
-                sample = Sample(process.memory_info().rss, process.num_threads(), num_sockets(pid))
-                self.tally.samples.setdefault(place, []).append(sample)
+                self.tally.pids.setdefault(place, set()).add(pid)
+                with suppress(psutil.NoSuchProcess):
+                    self.tally.samples.setdefault(place, []).append(_measured(pid))
 
     async def _left_over(self) -> dict[str, Any]:
         await self._fleet.ready()
@@ -151,13 +156,10 @@ class Soak:
         grown = [
             f"{place}: {name}"
             for place, found in growth.items()
-            for name, spare in (
-                ("rss_bytes", SPARE_BYTES),
-                ("threads", SPARE_THREADS),
-                ("sockets", SPARE_SOCKETS),
-            )
+            for name, spare in SPARE.items()
             if found[name] > spare
         ]
+        died = [place for place, pids in tally.pids.items() if len(pids) > 1]
         return {
             "kills": tally.kills,
             "finished": tally.finished,
@@ -167,8 +169,16 @@ class Soak:
             "left_over": left_over,
             "growth": growth,
             "grown": grown,
-            "passed": not (tally.wrong or left_over or grown) and tally.finished > 0,
+            "died": died,
+            "passed": not (tally.wrong or left_over or grown or died) and tally.finished > 0,
         }
+
+
+def _measured(pid: int) -> Sample:
+    process = psutil.Process(pid)
+    with process.oneshot():
+        memory, threads = process.memory_info().rss, process.num_threads()
+    return Sample(memory, threads, num_sockets(pid), process.num_fds())
 
 
 def _growth(samples: list[Sample]) -> dict[str, int]:
@@ -180,8 +190,7 @@ def _growth(samples: list[Sample]) -> dict[str, int]:
         values = sorted(int(getattr(sample, name)) for sample in of)
         return values[len(values) // 2]
 
-    names = ("rss_bytes", "threads", "sockets")
-    return {name: median(late, name) - median(early, name) for name in names}
+    return {name: median(late, name) - median(early, name) for name in SPARE}
 
 
 async def soak(minutes: float, *, shallow: bool) -> dict[str, Any]:
@@ -192,7 +201,10 @@ async def soak(minutes: float, *, shallow: bool) -> dict[str, Any]:
         folder.mkdir()
         if shallow:
             model = write_shallow_model(model, root / "model")
-        config = parse_config({**CONFIG, "model": {"path": str(model), "id": MODEL_ID}})
+        pools = {name: {**pool, "num_replicas": 2} for name, pool in CONFIG["pools"].items()}
+        config = parse_config(
+            {**CONFIG, "pools": pools, "model": {"path": str(model), "id": MODEL_ID}}
+        )
         async with (
             open_nursery(root) as nursery,
             fault_fleet(nursery, config, model, folder) as fleet,
