@@ -4,7 +4,8 @@ import pytest
 from engine_desk import Desk
 from engine_parts import PEER, expected_tokens
 from engine_parts import make_sequence as sequence_of
-from hypothesis import event, given, settings
+from engine_traffic import Shape, all_are_answered, shapes
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.workers.sequence import Sequence
@@ -100,58 +101,21 @@ def test_an_endless_stream_of_later_requests_starves_nobody(
     desk.assert_idle()
 
 
-requests = st.tuples(
-    st.integers(1, 20),  # tokens of the prompt
-    st.integers(1, 24),  # most tokens of the answer
-    st.integers(-1, 1),  # priority
-    st.integers(0, 12),  # when it arrives
-    st.booleans(),  # whether its context lands
-    st.sets(st.integers(0, 96), max_size=12),  # what stops it
-)
-
-
 @settings(max_examples=80, deadline=None)
 @given(
-    st.lists(requests, min_size=2, max_size=9),
+    shapes(9, stop=True),
     st.integers(11, 16),
     st.integers(2, 6),
     st.sampled_from(["guaranteed_no_evict", "static_batch"]),
     st.sampled_from([1, 2, 5, 12, "learned"]),
 )
 def test_whatever_the_answers_turn_out_to_be_all_of_them_end(
-    shapes: list[tuple[int, int, int, int, bool, set[int]]],
-    num_blocks: int,
-    slots: int,
-    policy: str,
-    expected_output: str | int,
+    of: list[Shape], num_blocks: int, slots: int, policy: str, expected_output: str | int
 ) -> None:
     desk = Balance(num_blocks, slots, policy=policy, expected_output=expected_output)
     for _ in range(40 if expected_output == "learned" else 0):
         desk.engine.scheduler.settings.policy.note_answer(2, 24)
-    sequences = [
-        sequence_of(
-            str(number),
-            [(number * 5 + at) % 7 for at in range(prompt)],
-            answer,
-            priority=priority,
-            source=PEER if lands else None,
-            stop=frozenset(stop),
-        )
-        for number, (prompt, answer, priority, _, lands, stop) in enumerate(shapes)
-    ]
-    for at in range(13):
-        for sequence, shape in zip(sequences, shapes, strict=True):
-            if shape[3] == at:
-                desk.engine.add(sequence)
-        desk.engine.run_once()
-    desk.run(lambda: len(desk.ended) == len(shapes))
-    event(f"pauses: {min(3, desk.engine.counters.pauses)}")
-    for sequence in sequences:
-        wanted = expected_tokens(sequence.request.prompt_token_ids, sequence.num_produced)
-        assert desk.tokens(sequence.request.request_id) == wanted
-        stopped = wanted[-1] in sequence.request.stop.stop_token_ids
-        assert stopped or len(wanted) == sequence.request.stop.max_tokens
-    desk.assert_idle()
+    all_are_answered(desk, of)
 
 
 @pytest.mark.parametrize("expected_output", [3, "learned"])

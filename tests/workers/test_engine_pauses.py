@@ -4,7 +4,8 @@ import pytest
 from engine_desk import Desk
 from engine_parts import PEER, expected_tokens
 from engine_parts import make_sequence as sequence_of
-from hypothesis import event, given, settings
+from engine_traffic import Shape, all_are_answered, shapes
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.cluster.handoff import TokenDelta
@@ -94,45 +95,9 @@ def test_dropping_what_is_paused_frees_nothing_twice() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 20), st.integers(1, 24), st.integers(-1, 1), st.integers(0, 12)),
-        min_size=2,
-        max_size=8,
-    ),
-    st.integers(11, 16),
-    st.integers(2, 5),
-    st.data(),
-)
-def test_answers_do_not_depend_on_pauses(
-    shapes: list[tuple[int, int, int, int]], num_blocks: int, slots: int, data: st.DataObject
-) -> None:
-    desk = Desk(num_blocks, slots)
-    lands = data.draw(st.lists(st.booleans(), min_size=len(shapes), max_size=len(shapes)))
-    sequences = [
-        sequence_of(
-            str(number),
-            [(number * 5 + at) % 7 for at in range(prompt)],
-            answer,
-            priority=priority,
-            source=PEER if landing else None,
-        )
-        for number, ((prompt, answer, priority, _), landing) in enumerate(
-            zip(shapes, lands, strict=True)
-        )
-    ]
-    for at in range(13):
-        for sequence, shape in zip(sequences, shapes, strict=True):
-            if shape[3] == at:
-                desk.engine.add(sequence)
-        desk.engine.run_once()
-    desk.run(lambda: len(desk.ended) == len(shapes))
-    event(f"pauses: {min(3, desk.engine.counters.pauses)}")
-    for sequence in sequences:
-        wanted = expected_tokens(sequence.request.prompt_token_ids, sequence.num_produced)
-        assert desk.tokens(sequence.request.request_id) == wanted
-        assert len(wanted) == sequence.request.stop.max_tokens
-    desk.assert_idle()
+@given(shapes(8), st.integers(11, 16), st.integers(2, 5))
+def test_answers_do_not_depend_on_pauses(of: list[Shape], num_blocks: int, slots: int) -> None:
+    all_are_answered(Desk(num_blocks, slots), of)
 
 
 def test_a_desk_notices_a_repeated_token() -> None:
