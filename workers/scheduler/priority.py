@@ -7,9 +7,12 @@ only by those of priority p - n that arrived at most n * ageing_seconds after it
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from operator import attrgetter
 
 from segue.workers.sequence import Sequence
+
+_order = attrgetter("order")
 
 
 class Ranking:
@@ -34,50 +37,46 @@ class RankedQueue:
     """Sequences in order of their places, which are unique."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Sequence]] = []
+        self._sequences: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self.in_order())
 
     def in_order(self) -> list[Sequence]:
-        return [entry[2] for entry in self._entries]
+        return self._sequences.copy()
 
     def __contains__(self, sequence: Sequence) -> bool:
         return self._find(sequence) is not None
 
     def add(self, sequence: Sequence) -> None:
-        entry = (*sequence.order, sequence)
-        if not self._entries or self._entries[-1] < entry:
-            self._entries.append(entry)
+        sequences = self._sequences
+        if not sequences or sequences[-1].order < sequence.order:
+            sequences.append(sequence)
         else:
-            insort(self._entries, entry)
+            insort(sequences, sequence, key=_order)
 
     def discard(self, sequence: Sequence) -> bool:
         """False: it is not here."""
-        entries = self._entries
-        if entries and entries[0][2] is sequence:
-            del entries[0]
-            return True
         index = self._find(sequence)
         if index is None:
             return False
-        del entries[index]
+        del self._sequences[index]
         return True
 
-    def take_all(self, sequences: Collection[Sequence]) -> None:
-        """`discard` of each; all that are here, most often."""
-        if self.in_order() == [*sequences]:
-            self._entries.clear()
+    def take_all(self, sequences: list[Sequence]) -> None:
+        """`discard` of each; most often they are the first ones, in this order."""
+        if self._sequences[: len(sequences)] == sequences:
+            del self._sequences[: len(sequences)]
             return
         for sequence in sequences:
             self.discard(sequence)
 
     def _find(self, sequence: Sequence) -> int | None:
-        entries = self._entries
-        index = bisect_left(entries, sequence.order)
-        if index < len(entries) and entries[index][2] is sequence:
+        sequences = self._sequences
+        index = bisect_left(sequences, sequence.order, key=_order)
+        if index < len(sequences) and sequences[index] is sequence:
             return index
         return None

@@ -64,3 +64,15 @@ def test_a_queue_is_sorted_and_finds_everybody(
     left = [s for n, s in enumerate(sequences) if n not in gone]
     assert list(queue) == sorted(left, key=lambda s: s.order)
     assert all(s in queue for s in left) and len(queue) == len(left)
+
+
+@given(st.permutations(range(6)), st.integers(0, 6))
+def test_those_who_are_taken_are_gone_wherever_they_stood(order: list[int], count: int) -> None:
+    ranking, queue = Ranking(None), RankedQueue()
+    sequences = [make_sequence(str(n), [1], 1) for n in range(6)]
+    for sequence in sequences:
+        ranking.place(sequence)
+        queue.add(sequence)
+    taken = [sequences[n] for n in order[:count]]
+    queue.take_all(taken)
+    assert list(queue) == [s for s in sequences if s not in taken]
