@@ -370,11 +370,12 @@ class Engine:
     def _leave(self, *sequences: Sequence) -> None:
         """The one way out: scheduler and cache forget the sequences."""
         self.scheduler.remove(*sequences)
+        ended = Phase.ENDED
         for sequence in sequences:
             del self._sequences[sequence.attempt]
             if self._announced:
                 self._announced.pop(sequence.attempt, None)
-            sequence.phase = Phase.ENDED
+            sequence.phase = ended
         self.cache.free(*sequences)
 
     def _emit(self) -> None:

@@ -25,6 +25,10 @@ from segue.workers.sequence import Phase, Sequence
 
 NO_CONTEXTS = MicroBatch()
 
+# What is asked of every sequence: Python 3.11 takes long to look a member of an enum up.
+QUEUED, CONTEXT, GENERATION = Phase.QUEUED, Phase.CONTEXT, Phase.GENERATION
+ADMITTED, BEHIND_HEAD = Reason.ADMITTED, Reason.BEHIND_HEAD
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -97,20 +101,20 @@ class Scheduler:
         self._wait(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
-        sequence.phase = Phase.QUEUED
+        attempt = sequence.attempt
+        sequence.phase = QUEUED
         self.waiting.add(sequence)
-        self.held[sequence.attempt] = Reason.BEHIND_HEAD
-        self._fresh.append(sequence.attempt)
+        self.held[attempt] = BEHIND_HEAD
+        self._fresh.append(attempt)
         self._unsettled = True
 
     def start_generation(self, *sequences: Sequence) -> None:
         """Their contexts are complete, computed here or landed, with a first token appended."""
-        contexts = [sequence for sequence in sequences if sequence.phase is Phase.CONTEXT]
-        self.context.take_all(contexts)
+        self.context.take_all([sequence for sequence in sequences if sequence.phase is CONTEXT])
         for sequence in sequences:
-            if sequence.phase is not Phase.CONTEXT:
+            if sequence.phase is not CONTEXT:
                 self._withdraw(sequence)
-            sequence.phase = Phase.GENERATION
+            sequence.phase = GENERATION
         self._unsettled = True
         self.generation.join(*sequences)
 
@@ -135,7 +139,9 @@ class Scheduler:
         """Forget sequences wherever they are. Their blocks are the caller's business."""
         self.generation.leave(*sequences)
         for sequence in sequences:
-            self._withdraw(sequence)
+            if sequence.phase is not GENERATION:
+                self._withdraw(sequence)
+        self._unsettled = True
 
     def note_answers(self, sequences: Iterable[Sequence]) -> None:
         """They have ended by themselves or by their limits: others may be expected to do so."""
@@ -152,9 +158,9 @@ class Scheduler:
         """Take it out of the one group that it is in, if any, but for the generation batch."""
         self._unsettled = True
         phase = sequence.phase
-        if phase is Phase.CONTEXT:
+        if phase is CONTEXT:
             self.context.discard(sequence)
-        elif phase is not Phase.GENERATION:
+        elif phase is not GENERATION:
             self.waiting.discard(sequence)
             self.landing.pop(sequence, None)
             self.held.pop(sequence.attempt, None)
@@ -262,7 +268,7 @@ class Scheduler:
             if sequence.num_pauses:
                 news.append(Decision(attempt, Reason.RESUMED))
             else:
-                news.append(Decision(attempt, Reason.ADMITTED))
+                news.append(Decision(attempt, ADMITTED))
                 sequence.num_reused = sequence.num_cached
             if sequence.source is not None and sequence.lands:
                 sequence.phase = Phase.LANDING
@@ -271,7 +277,7 @@ class Scheduler:
                 news.append(Decision(attempt, Reason.WAITING_FOR_KV))
                 reservations.append(sequence)
             else:
-                sequence.phase = Phase.CONTEXT
+                sequence.phase = CONTEXT
                 self.context.add(sequence)
         if evicted:
             attempt = admitted[-1].attempt
@@ -291,6 +297,6 @@ class Scheduler:
             self.held[decision.attempt] = decision.reason
         self._named = named
         for attempt in self._fresh:
-            if self.held.get(attempt) is Reason.BEHIND_HEAD:
+            if self.held.get(attempt) is BEHIND_HEAD:
                 news.append(Decision(attempt, Reason.BEHIND_HEAD))
         self._fresh.clear()
