@@ -22,7 +22,7 @@ from segue.workers.sequence import Sequence
 Ids = npt.NDArray[np.int64]
 Finish = tuple[Sequence, FinishReason]
 
-FIXED_COLUMNS = 5
+FIXED_COLUMNS = 4
 NO_TOKEN = -1  # equals no token; fills what an array has too much
 FEW = 6  # so many numbers are written one by one in less time than as a list
 
@@ -40,15 +40,20 @@ class GenerationBatch:
         self._name_columns()
         self._width = 16  # columns of the tables
         self.block_tables: Ids = np.zeros((max_rows, self._width), np.int64)
+        self._table_cells = self.block_tables.data
         self.grown: list[int] = []  # rows whose table got longer since the last step
         self._rows: list[Sequence] = []
         self._holes: list[int] = []  # rows of those that left: filled before anything is read
         self._members: tuple[Sequence, ...] | None = ()
+        # Who begins a block in the steps of each number, modulo the size of a block.
+        self._due: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
 
     def _name_columns(self) -> None:
         self.token_ids, self.positions, self.num_blocks = self._columns[:3]
         self._last = self._columns[3]  # the last position that the request allows
-        self._phase = self._columns[4]  # a block begins in steps of this number, modulo its size
+        # The same memory: one number is read or written here in half the time.
+        self._token_cells, self._position_cells = self.token_ids.data, self.positions.data
+        self._length_cells, self._last_cells = self.num_blocks.data, self._last.data
         first_stop = FIXED_COLUMNS + self.block_size
         self._recent = self._columns[FIXED_COLUMNS:first_stop]  # by step, modulo
         self._stops = self._columns[first_stop:]
@@ -72,8 +77,9 @@ class GenerationBatch:
 
     def join(self, *sequences: Sequence) -> None:
         """Sequences with all their KV but the last token's generate from the next step on."""
-        step, size = self.step, self.block_size
+        step, size, due = self.step, self.block_size, self._due
         stops, holes = self._stop_columns(sequences), self._holes
+        token_ids, positions, last = self._token_cells, self._position_cells, self._last_cells
         self._members = None
         self.version += 1
         for sequence in sequences:
@@ -87,13 +93,13 @@ class GenerationBatch:
                 row = len(self._rows)
                 self._rows.append(sequence)
             sequence.row = row
-            self.token_ids[row] = tokens[-1]
-            self.positions[row] = position
+            token_ids[row] = tokens[-1]
+            positions[row] = position
             self._lengthen(row, 0, sequence.block_ids)
             stop = sequence.request.stop
             self._stops[:, row] = stops[stop.stop_token_ids]
-            self._last[row] = sequence.num_prompt + stop.max_tokens - 1
-            self._phase[row] = (step - position) % size
+            last[row] = sequence.num_prompt + stop.max_tokens - 1
+            due[(step - position) % size][sequence] = None
 
     def leave(self, *sequences: Sequence) -> None:
         """Sequences get all that is known of them; the last rows move into their places. Those
@@ -102,9 +108,11 @@ class GenerationBatch:
         if not leaving:
             return
         self.settle(*leaving)
+        step, size, due = self.step, self.block_size, self._due
         for sequence in leaving:
             if sequence.row is not None:
                 self._holes.append(sequence.row)
+                del due[(step - sequence.num_computed) % size][sequence]
             sequence.row = None
         self._members = None
         self.version += 1
@@ -128,12 +136,9 @@ class GenerationBatch:
 
     def beginning(self) -> list[Sequence]:
         """Those whose next token begins a block, with all their tokens. Once a step."""
-        self._close_holes()
-        due = self._phase[: len(self._rows)] == self.step % self.block_size
-        if not np.count_nonzero(due):
-            return []
-        begun = [self._rows[row] for row in np.flatnonzero(due).tolist()]
-        self.settle(*begun)
+        begun = [*self._due[self.step % self.block_size]]
+        if begun:
+            self.settle(*begun)
         return begun
 
     def grow(self, *sequences: Sequence) -> None:
@@ -142,7 +147,7 @@ class GenerationBatch:
         for sequence in sequences:
             row = sequence.row
             assert row is not None
-            first = self.num_blocks.item(row)
+            first = self._length_cells[row]
             if len(sequence.block_ids) > first:
                 self._lengthen(row, first, sequence.block_ids[first:])
                 self.grown.append(row)
@@ -152,38 +157,36 @@ class GenerationBatch:
         count = len(block_ids)
         end = first + count
         while end > self._width:
-            self.block_tables = np.concatenate(
-                (self.block_tables, np.zeros_like(self.block_tables)), axis=1
-            )
+            tables = self.block_tables
+            self.block_tables = np.concatenate((tables, np.zeros_like(tables)), axis=1)
+            self._table_cells = self.block_tables.data
             self._width *= 2
-        tables = self.block_tables
-        if count == 1:
-            tables[row, first] = block_ids[0]
-        elif count < FEW:
+        if count < FEW:
+            cells = self._table_cells
             for column, block_id in enumerate(block_ids, first):
-                tables[row, column] = block_id
+                cells[row, column] = block_id
         else:
-            tables[row, first:end] = block_ids
-        self.num_blocks[row] = end
+            self.block_tables[row, first:end] = block_ids
+        self._length_cells[row] = end
 
     # -- steps -------------------------------------------------------------------------------
 
     def settle(self, *sequences: Sequence) -> None:
         """Bring `tokens` and `num_computed` of sequences that have a row up to date."""
         size, step = self.block_size, self.step
-        position_of, recent = self.positions.item, self._recent
+        positions, recent = self._position_cells, self._recent
         for sequence in sequences:
             row = sequence.row
             assert row is not None
-            position = sequence.num_computed = position_of(row)
-            missing = position + 1 - len(sequence.tokens)
+            position = sequence.num_computed = positions[row]
+            tokens = sequence.tokens
+            missing = position + 1 - len(tokens)
             if missing:
-                kept = recent[:, row].tolist()
                 first = (step - missing) % size
-                if first + missing <= size:
-                    sequence.tokens += kept[first : first + missing]
-                else:
-                    sequence.tokens += kept[first:] + kept[: first + missing - size]
+                end = first + missing
+                tokens += recent[first:end, row].tolist()
+                if end > size:
+                    tokens += recent[: end - size, row].tolist()
 
     def advance(self, tokens: Ids) -> list[Finish]:
         """Every row drew a token, `tokens` by row. Returns those whose last one it was."""
@@ -199,9 +202,7 @@ class GenerationBatch:
         hits = self._stops[:, :count] == tokens
         if np.count_nonzero(hits):
             over |= hits.any(axis=0)
-        if not np.count_nonzero(over):
-            return []
-        return self._finished(np.flatnonzero(over).tolist())
+        return self._finished(over.nonzero()[0].tolist())
 
     def without(self, failed: Collection[Sequence], tokens: Ids) -> Ids:
         """Take out rows that drew nothing; `tokens` follows the rows that move."""
@@ -215,11 +216,11 @@ class GenerationBatch:
     def _finished(self, candidates: list[int]) -> list[Finish]:
         """The stop rule has the last word: min_tokens, for one, forbids an early stop."""
         finished: list[Finish] = []
-        token_of, position_of = self.token_ids.item, self.positions.item
+        token_ids, positions = self._token_cells, self._position_cells
         for row in candidates:
             sequence = self._rows[row]
-            num_produced = position_of(row) + 1 - sequence.num_prompt
-            finish = sequence.request.stop.check(num_produced, token_of(row))
+            num_produced = positions[row] + 1 - sequence.num_prompt
+            finish = sequence.request.stop.check(num_produced, token_ids[row])
             if finish is not None:
                 finished.append((sequence, finish))
         return finished
