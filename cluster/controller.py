@@ -185,7 +185,9 @@ class Controller:
         pool = self._pool_of[worker_id]
         return Replica(
             worker_id,
-            lambda identity: self._settings.worker(pool, identity),
+            lambda identity: self._settings.worker(
+                pool, identity, self._registry.usual_answer(pool)
+            ),
             self._registry,
             self._launcher,
             self._bell,

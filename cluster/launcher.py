@@ -18,6 +18,7 @@ from segue.cluster.config import (
 )
 from segue.cluster.errors import ConfigurationError
 from segue.cluster.identity import WorkerIdentity
+from segue.cluster.worker_status import UsualAnswer
 
 WORKER_ENTRY = "segue.workers.process:WorkerProcess"
 
@@ -45,6 +46,9 @@ class WorkerSettings(Section):
     cluster_token: str = Field(repr=False, min_length=16)
     locator: LocatorConfig
     host: Annotated[str, Field(description="to listen on; empty: the launcher fills it in")] = ""
+    usual_answer: Annotated[
+        UsualAnswer | None, Field(description="what others of the pool have learned")
+    ] = None
 
     @property
     def identity(self) -> WorkerIdentity:
@@ -61,7 +65,9 @@ class ControllerSettings(Section):
     host: str = ""
     worker_entry: str = WORKER_ENTRY
 
-    def worker(self, pool_name: str, identity: WorkerIdentity) -> "WorkerSpec":
+    def worker(
+        self, pool_name: str, identity: WorkerIdentity, usual_answer: UsualAnswer | None = None
+    ) -> "WorkerSpec":
         """Say how to start one worker of a pool."""
         pool = self.config.pools[pool_name]
         settings = WorkerSettings(
@@ -77,6 +83,7 @@ class ControllerSettings(Section):
             cluster_token=self.cluster_token,
             locator=self.locator,
             host=self.host,
+            usual_answer=usual_answer,
         )
         return WorkerSpec(
             identity,

@@ -22,7 +22,7 @@ from segue.cluster.fleet import (
     WorkerView,
 )
 from segue.cluster.identity import Peer, WorkerIdentity
-from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+from segue.cluster.worker_status import UsualAnswer, WorkerCondition, WorkerStatus
 
 STALLED = "stalled"  # how the reason of such a suspicion begins
 MAX_NEIGHBOURS = 32  # writers that a worker meets before an answer moves
@@ -56,6 +56,7 @@ class Registry:
         self._records: dict[str, _Record] = {}  # the newest life of each worker_id
         self._retired: deque[WorkerIdentity] = deque(maxlen=MAX_RETIRED)
         self._past: dict[str, _Past] = {}
+        self._usual_answers: dict[str, UsualAnswer] = {}  # by pool; outlives who learned it
         self._sequence = 0
         self.changes = 0  # grows with every change that routing must learn of
 
@@ -114,6 +115,8 @@ class Registry:
             record.refused_sources = refused
             self.changes += 1
         record.view = replace(record.view, status=status)
+        if (usual := status.usual_answer) is not None:
+            self._usual_answers[record.view.pool] = usual
         if (ending := self._hopeless(status)) is not None:
             self.bury(identity, ending.reason, now, ending.cause)
         elif record.view.state is WorkerState.DRAINING:
@@ -236,6 +239,10 @@ class Registry:
             and record.view.role in roles
             and record.view.state is WorkerState.READY
         ]
+
+    def usual_answer(self, pool: str) -> UsualAnswer | None:
+        """What some worker of the pool was the last to learn, for those that begin."""
+        return self._usual_answers.get(pool)
 
     def snapshot(self, pools: Iterable[PoolView], now: float) -> FleetView:
         self._sequence += 1

@@ -34,6 +34,14 @@ class PairReport:
 
 
 @dataclass(frozen=True, slots=True)
+class UsualAnswer:
+    """What nine in ten of the latest answers stayed within."""
+
+    tokens: int
+    share: float  # of their limits
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Computed from the worker's state at the moment it is asked for."""
 
@@ -46,6 +54,13 @@ class WorkerStatus:
     cause: str = ""  # what stalls or failed, and what it was doing
     stuck_seconds: float = 0.0  # how long that has not moved
     pairs: tuple[PairReport, ...] = ()  # heartbeats hold the refused ones only
+
+    @property
+    def usual_answer(self) -> UsualAnswer | None:
+        """What this worker's own answers taught it; None: nothing yet, or it does not learn."""
+        length = self.gauges.get("expected_output_tokens")
+        share = self.gauges.get("expected_output_share")
+        return None if length is None or share is None else UsualAnswer(int(length), share)
 
     @property
     def refused_sources(self) -> frozenset[WorkerIdentity]:

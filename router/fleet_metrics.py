@@ -48,6 +48,10 @@ GAUGES = {
         "segue_expected_output_tokens",
         "Room promised to an answer that may be longer; absent: all that it may have.",
     ),
+    "expected_output_share": (
+        "segue_expected_output_share",
+        "Share of its limit that an answer is expected to use; absent: nothing was learned yet.",
+    ),
     "credits_waiting": ("segue_credits_waiting", "Prompts that wait for a credit to be sent here."),
     "credits_held": ("segue_credits_held", "Prompts with a credit whose KV is not here yet."),
     "credit_oldest_wait_seconds": (

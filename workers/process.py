@@ -257,7 +257,11 @@ class WorkerProcess:
         )
         settings = SchedulerSettings(
             config.max_num_seqs,
-            capacity_policy(config.capacity_scheduler_policy, config.expected_output),
+            capacity_policy(
+                config.capacity_scheduler_policy,
+                config.expected_output,
+                self.settings.usual_answer,
+            ),
             config.priority_ageing_s,
             config.enable_delay_for_reuse,
         )

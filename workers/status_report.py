@@ -23,12 +23,14 @@ def _room(cache: KVCache, scheduler: Scheduler) -> dict[str, float]:
     """Blocks by state, and what is left to promise; of answers only if not all of them is."""
     unpromised = max(0, cache.pool.num_available - cache.promised_blocks)
     usual = scheduler.settings.policy.usual_answer
+    learned = scheduler.settings.policy.learned  # not what it only heard: that is no news
     return {
         "kv_blocks_total": cache.pool.num_blocks,
         "kv_blocks_promised": cache.promised_blocks,
         "kv_tokens_unpromised": unpromised * cache.block_size,
         "free_slots": scheduler.max_num_seqs - scheduler.num_admitted,
         **({} if usual is None else {"expected_output_tokens": usual}),
+        **({} if learned is None else {"expected_output_share": learned.share}),
         **{f"kv_blocks_{state.value}": count for state, count in cache.pool.counts().items()},
     }
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
@@ -14,7 +14,7 @@ from segue.cluster.errors import StaleReference
 from segue.cluster.fleet import DeathCause, Registration, Sources, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.registry import MAX_NEIGHBOURS, Registry
-from segue.cluster.worker_status import WorkerCondition, WorkerStatus
+from segue.cluster.worker_status import UsualAnswer, WorkerCondition, WorkerStatus
 
 CONTROL = ControlConfig(
     heartbeat_s=0.5,
@@ -254,6 +254,18 @@ def test_in_a_big_pool_each_meets_a_few_and_is_met_by_as_few() -> None:
         assert len(set(neighbours)) == MAX_NEIGHBOURS and f"d{number:03}" not in neighbours
         met.update(neighbours)
     assert set(met.values()) == {MAX_NEIGHBOURS}
+
+
+def test_what_answers_taught_outlives_the_workers_and_is_told_to_the_next() -> None:
+    first, second = life(1), life(2)
+    registry = registered(first)
+    usual = {"expected_output_tokens": 90.0}
+    for gauges in ({}, usual, usual | {"expected_output_share": 0.5}, usual):
+        registry.beat(first, replace(status(first), gauges=gauges), 0.0)
+    registry.bury(first, "gone", 0.0, DeathCause.EXITED)
+    registry.expect(second, "decode", "decode", 0.0)
+    assert registry.usual_answer("decode") == UsualAnswer(90, 0.5)
+    assert registry.usual_answer("other") is None
 
 
 def test_beats_alone_change_nothing_that_routing_must_learn() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from segue.cluster.worker_status import UsualAnswer
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.prefix_match import PrefixMatch
@@ -72,6 +73,11 @@ class CapacityPolicy(Protocol):
     @property
     def usual_answer(self) -> int | None:
         """Tokens promised to most answers, unless they may have fewer; None: all they may have."""
+        ...
+
+    @property
+    def learned(self) -> UsualAnswer | None:
+        """What the answers themselves taught; None: nothing."""
         ...
 
     def tokens_to_promise(self, sequence: TokenSequence, cache: KVCache) -> int:

@@ -20,6 +20,7 @@ it fits.
 import math
 from collections.abc import Sequence as Listed
 
+from segue.cluster.worker_status import UsualAnswer
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.scheduler.capacity import (
     CapacityDecision,
@@ -46,6 +47,10 @@ class GuaranteedNoEvict:
     @property
     def usual_answer(self) -> int | None:
         return None if self.expected is None else self.expected.usual
+
+    @property
+    def learned(self) -> UsualAnswer | None:
+        return None if self.expected is None else self.expected.learned
 
     def tokens_to_promise(self, sequence: Sequence, cache: KVCache) -> int:
         """Who was paused, or has written as much as was expected, may need its whole answer."""

@@ -9,6 +9,7 @@ paused for somebody behind it. A paused sequence keeps its place and comes back 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listed
 
+from segue.cluster.worker_status import UsualAnswer
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.scheduler.capacity import (
     CapacityDecision,
@@ -31,6 +32,10 @@ class MaxUtilization:
     @property
     def usual_answer(self) -> int | None:
         return 0
+
+    @property
+    def learned(self) -> UsualAnswer | None:
+        return None
 
     def tokens_to_promise(self, sequence: Sequence, cache: KVCache) -> int:
         return len(sequence.tokens)

@@ -9,6 +9,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Protocol
 
+from segue.cluster.worker_status import UsualAnswer
+
 WINDOW = 512  # answers that are remembered
 FEWEST = 32  # answers before which nothing is believed
 QUANTILE = 0.9
@@ -18,6 +20,11 @@ class ExpectedOutput(Protocol):
     @property
     def usual(self) -> int | None:
         """In tokens, whatever the limit; None: nothing is known."""
+        ...
+
+    @property
+    def learned(self) -> UsualAnswer | None:
+        """What answers that have ended here taught."""
         ...
 
     def tokens(self, max_tokens: int) -> int:
@@ -34,6 +41,7 @@ class FixedOutput:
 
     def __init__(self, num_tokens: int) -> None:
         self.usual: int | None = num_tokens
+        self.learned: UsualAnswer | None = None
         self._num_tokens = num_tokens
 
     def tokens(self, max_tokens: int) -> int:
@@ -48,10 +56,12 @@ class LearnedOutput:
     limit, whichever is more.
 
     The length alone would take answers that were cut off at a low limit for short ones; the share
-    alone would think too little of answers with a low limit. Pessimistic until it knows enough.
+    alone would think too little of answers with a low limit. Until it knows enough it believes what
+    it `heard`, or else the worst.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: UsualAnswer | None = None) -> None:
+        self._heard = heard
         self._answers: deque[tuple[int, float]] = deque()
         self._lengths: list[int] = []  # these and the shares are sorted
         self._shares: list[float] = []
@@ -61,18 +71,22 @@ class LearnedOutput:
 
     @property
     def usual(self) -> int | None:
-        return self._lengths[self._place] if len(self) >= FEWEST else None
+        believed = self.learned or self._heard
+        return None if believed is None else believed.tokens
 
     @property
-    def _place(self) -> int:
-        return math.ceil(QUANTILE * len(self)) - 1
+    def learned(self) -> UsualAnswer | None:
+        if len(self) < FEWEST:
+            return None
+        place = math.ceil(QUANTILE * len(self)) - 1
+        return UsualAnswer(self._lengths[place], self._shares[place])
 
     def tokens(self, max_tokens: int) -> int:
-        length = self.usual
-        if length is None:
+        believed = self.learned or self._heard
+        if believed is None:
             return max_tokens
-        share = math.ceil(self._shares[self._place] * max_tokens)
-        return min(max_tokens, max(1, length, share))
+        share = math.ceil(believed.share * max_tokens)
+        return min(max_tokens, max(1, believed.tokens, share))
 
     def note(self, num_tokens: int, max_tokens: int) -> None:
         if len(self) == WINDOW:

@@ -1,5 +1,6 @@
 """The one place that knows every capacity policy, and every expectation, by name."""
 
+from segue.cluster.worker_status import UsualAnswer
 from segue.workers.scheduler.capacity import CapacityPolicy, CapacityPolicyName
 from segue.workers.scheduler.capacity_guaranteed_no_evict import GuaranteedNoEvict
 from segue.workers.scheduler.capacity_max_utilization import MaxUtilization
@@ -11,8 +12,13 @@ CAPACITY_POLICIES: dict[CapacityPolicyName, type[CapacityPolicy]] = {
 }
 
 
-def capacity_policy(name: str, expected_output: str | int = "full") -> CapacityPolicy:
-    """As the configuration names them. Raises ValueError if they do not go together."""
+def capacity_policy(
+    name: str, expected_output: str | int = "full", heard: UsualAnswer | None = None
+) -> CapacityPolicy:
+    """As the configuration names them. Raises ValueError if they do not go together.
+
+    `heard`: what one that learns believes until it knows better.
+    """
     wanted = CapacityPolicyName(name)
     if wanted is CapacityPolicyName.MAX_UTILIZATION:
         if expected_output != "full":
@@ -22,5 +28,5 @@ def capacity_policy(name: str, expected_output: str | int = "full") -> CapacityP
     if expected_output == "full":
         return kind()
     if expected_output == "learned":
-        return kind(LearnedOutput())
+        return kind(LearnedOutput(heard))
     return kind(FixedOutput(int(expected_output)))

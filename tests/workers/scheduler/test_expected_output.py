@@ -4,6 +4,7 @@ from engine_parts import PEER, make_scheduler, make_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.cluster.worker_status import UsualAnswer
 from segue.workers.scheduler.expected_output import FEWEST, WINDOW, FixedOutput, LearnedOutput
 
 answers = st.tuples(st.integers(1, 300), st.integers(0, 300)).map(lambda x: (x[0], x[0] + x[1]))
@@ -41,6 +42,18 @@ def test_answers_cut_off_at_a_low_limit_are_not_taken_for_short_ones() -> None:
     for _ in range(WINDOW):
         learned.note(100, 4096)
     assert learned.tokens(4096) == 100 and learned.tokens(16) == 16
+
+
+def test_what_was_heard_is_believed_until_answers_have_taught_enough() -> None:
+    heard = UsualAnswer(100, 0.25)
+    learned = LearnedOutput(heard)
+    assert learned.usual == 100 and learned.learned is None
+    assert [learned.tokens(limit) for limit in (4, 200, 4000)] == [4, 100, 1000]
+    for _ in range(FEWEST - 1):
+        learned.note(2, 1000)
+    assert learned.tokens(200) == 100 and learned.learned is None, "what was heard is no news"
+    learned.note(2, 1000)
+    assert learned.learned == UsualAnswer(2, 0.002) and learned.tokens(200) == 2
 
 
 @given(st.lists(answers, max_size=60))
