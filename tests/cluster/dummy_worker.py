@@ -57,9 +57,15 @@ class DummyWorker:
             self.settings.identity,
             self.settings.role,
             condition,
-            gauges={"pid": os.getpid()},
+            gauges=self._gauges(),
             cause=self._drain_reason,
         )
+
+    def _gauges(self) -> dict[str, float]:
+        """It says that it has learned something, and what it was told at its start."""
+        heard = self.settings.usual_answer
+        told = {} if heard is None else {"heard_tokens": float(heard.tokens)}
+        return {"expected_output_tokens": 90.0, "expected_output_share": 0.5, **told}
 
     def drain(self, reason: str) -> None:
         """Say so at once, and leave a moment later, as one does that had something left."""

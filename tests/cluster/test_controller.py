@@ -146,6 +146,24 @@ async def test_killed_worker_is_noticed_and_replaced(launcher: ProcessLauncher, 
         assert WorkerState.DEAD not in plane.states_of(bystander.identity)
 
 
+async def test_a_new_worker_is_told_what_its_pool_has_learned(
+    launcher: ProcessLauncher, port: int
+) -> None:
+    plane = Plane(launcher, port)
+    async with plane.running():
+
+        def gauges(view: FleetView) -> dict[str, float]:
+            """Of the living decode worker, once it has beaten."""
+            status = worker_named(view, "decode-0").status if view.ready_workers() else None
+            return {} if status is None else status.gauges
+
+        victim = worker_named(await plane.ready(2), "decode-0")
+        await plane.watcher.wait_until(lambda view: bool(gauges(view)), 10)
+        assert "heard_tokens" not in gauges(plane.watcher.view)
+        os.kill(victim.pid, signal.SIGKILL)
+        await plane.watcher.wait_until(lambda view: gauges(view).get("heard_tokens") == 90, 20)
+
+
 async def test_silent_worker_is_suspect_then_replaced(launcher: ProcessLauncher, port: int) -> None:
     plane = Plane(launcher, port)
     async with plane.running():
