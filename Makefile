@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test faults soak check bench-scheduler bench-transfer proto readme clean
+.PHONY: install serve test faults soak check mypy pyright bench-scheduler bench-transfer proto readme clean
 
 install: $(STAMP)
 
@@ -56,9 +56,14 @@ soak: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(MAKE) -j 2 --output-sync=target mypy pyright
 	$(MAKE) test
+
+mypy: $(STAMP)
+	$(BIN)/mypy
+
+pyright: $(STAMP)
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m segue.bench.scheduler_bench
