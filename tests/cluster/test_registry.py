@@ -246,8 +246,8 @@ def test_workers_meet_whom_they_may_have_to_read_from() -> None:
 
 
 def test_in_a_big_pool_each_meets_a_few_and_is_met_by_as_few() -> None:
-    decode: Role = "decode"
-    registry = fleet(**{f"d{number:03}": decode for number in range(3 * MAX_NEIGHBOURS)})
+    roles: dict[str, Role] = {f"d{number:03}": "decode" for number in range(3 * MAX_NEIGHBOURS)}
+    registry = fleet(**roles)
     met = Counter[str]()
     for number in range(3 * MAX_NEIGHBOURS):
         neighbours = names(registry.sources_for(life(1, f"d{number:03}")).of_answers)

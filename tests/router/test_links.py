@@ -9,6 +9,7 @@ from local_fleet import TOKEN
 from scripted_worker import ScriptedWorker, scripted_worker
 
 from segue.cluster.fleet import FleetView
+from segue.cluster.handoff import TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
 from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
@@ -95,11 +96,11 @@ async def test_a_defect_in_what_hears_a_worker_is_a_broken_link() -> None:
     class Stumbling(WorkerLinks):
         has_stumbled = False
 
-        def _deliver(self, *args: Any) -> None:
-            if args[1] and not self.has_stumbled:
+        def _deliver(self, link: Any, deltas: list[TokenDelta]) -> None:
+            if deltas and not self.has_stumbled:
                 self.has_stumbled = True
                 raise ZeroDivisionError("a defect of the gateway")
-            super()._deliver(*args)
+            super()._deliver(link, deltas)
 
     links = Stumbling("gateway", TOKEN)
     async with scripted_worker("both") as worker:
