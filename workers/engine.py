@@ -279,10 +279,10 @@ class Engine:
             self._generated(generated)
         starting: list[Sequence] = []
         for item in plan.context:
-            sequence = item.sequence
+            sequence, start, num_tokens = item
             if sequence in result.failures:
                 continue
-            sequence.num_computed = item.end
+            sequence.num_computed = start + num_tokens
             self.cache.publish(sequence)
             token = result.tokens.get(sequence)
             if sequence.decode_peer is not None:
@@ -295,16 +295,17 @@ class Engine:
     def _generated(self, tokens: Ids) -> None:
         """One more token of every row; only those whose last one it was are looked at."""
         rows = self.scheduler.generation
-        finished = rows.advance(tokens)
-        finishes = dict(finished)
+        finishes = rows.advance(tokens)
         self._outcome.generated = GeneratedTokens(
             rows.sequences, rows.positions[: len(rows)].copy(), tokens, finishes
         )
         self.counters.generated_tokens += len(rows)
-        if finished:
+        if finishes:
             self._leave(*finishes)
             self.scheduler.note_answers(finishes)
-            self._outcome.ended += [Ended(sequence, finish) for sequence, finish in finished]
+            self._outcome.ended += [
+                Ended(sequence, finish) for sequence, finish in finishes.items()
+            ]
 
     def _hand_off(self, item: Scheduled, token: int | None) -> None:
         sequence = item.sequence

@@ -20,7 +20,6 @@ from segue.cluster.request import FinishReason
 from segue.workers.sequence import Sequence
 
 Ids = npt.NDArray[np.int64]
-Finish = tuple[Sequence, FinishReason]
 
 FIXED_COLUMNS = 4
 NO_TOKEN = -1  # equals no token; fills what an array has too much
@@ -95,7 +94,7 @@ class GenerationBatch:
             sequence.row = row
             token_ids[row] = tokens[-1]
             positions[row] = position
-            self._lengthen(row, 0, sequence.block_ids)
+            self._write_table(row, 0, sequence.block_ids)
             stop = sequence.request.stop
             self._stops[:, row] = stops[stop.stop_token_ids]
             last[row] = sequence.num_prompt + stop.max_tokens - 1
@@ -149,24 +148,23 @@ class GenerationBatch:
             assert row is not None
             first = self._length_cells[row]
             if len(sequence.block_ids) > first:
-                self._lengthen(row, first, sequence.block_ids[first:])
+                self._write_table(row, first, sequence.block_ids)
                 self.grown.append(row)
 
-    def _lengthen(self, row: int, first: int, block_ids: list[int]) -> None:
-        """The row has these blocks behind its `first` ones."""
-        count = len(block_ids)
-        end = first + count
+    def _write_table(self, row: int, first: int, block_ids: list[int]) -> None:
+        """The row has these blocks now, of which it had the `first` ones."""
+        end = len(block_ids)
         while end > self._width:
             tables = self.block_tables
             self.block_tables = np.concatenate((tables, np.zeros_like(tables)), axis=1)
             self._table_cells = self.block_tables.data
             self._width *= 2
-        if count < FEW:
+        if end - first < FEW:
             cells = self._table_cells
-            for column, block_id in enumerate(block_ids, first):
-                cells[row, column] = block_id
+            for column in range(first, end):
+                cells[row, column] = block_ids[column]
         else:
-            self.block_tables[row, first:end] = block_ids
+            self.block_tables[row, first:end] = block_ids[first:]
         self._length_cells[row] = end
 
     # -- steps -------------------------------------------------------------------------------
@@ -188,7 +186,7 @@ class GenerationBatch:
                 if end > size:
                     tokens += recent[: end - size, row].tolist()
 
-    def advance(self, tokens: Ids) -> list[Finish]:
+    def advance(self, tokens: Ids) -> dict[Sequence, FinishReason]:
         """Every row drew a token, `tokens` by row. Returns those whose last one it was."""
         self._close_holes()
         count = len(self._rows)
@@ -213,16 +211,16 @@ class GenerationBatch:
             tokens = tokens[[before[sequence] for sequence in self.sequences]]
         return tokens[: len(self)]
 
-    def _finished(self, candidates: list[int]) -> list[Finish]:
+    def _finished(self, candidates: list[int]) -> dict[Sequence, FinishReason]:
         """The stop rule has the last word: min_tokens, for one, forbids an early stop."""
-        finished: list[Finish] = []
+        finished: dict[Sequence, FinishReason] = {}
         token_ids, positions = self._token_cells, self._position_cells
         for row in candidates:
             sequence = self._rows[row]
             num_produced = positions[row] + 1 - sequence.num_prompt
             finish = sequence.request.stop.check(num_produced, token_ids[row])
             if finish is not None:
-                finished.append((sequence, finish))
+                finished[sequence] = finish
         return finished
 
     def _stop_columns(self, sequences: Iterable[Sequence]) -> dict[frozenset[int], Ids]:

@@ -63,6 +63,8 @@ class Sequence:
     num_prompt: int = field(init=False)
     num_context: int = field(init=False)
     num_final: int = field(init=False)  # tokens when the answer is as long as it may be
+    # Its context comes from a peer. Once paused, what had landed is computed here instead.
+    lands: bool = field(init=False)
     _words: bytes = field(init=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -70,13 +72,13 @@ class Sequence:
         plain = self.request.retention == NOTHING_SPECIAL
         self.retention = NOTHING_SPECIAL if plain else self.request.retention
         self.attempt = self.assignment.attempt_id
+        self.lands = self.source is not None
         self.tokens = [*self.request.prompt_token_ids, *self.assignment.produced_token_ids]
         self.num_prompt = self.request.num_prompt_tokens
         self.num_context = len(self.tokens)
         self._words = token_words(self.tokens)
         self.num_final = max(self.num_context, self.num_prompt + self.request.stop.max_tokens)
 
-    @property
     def words(self) -> bytes:
         """`tokens` as `token_words`; only what came since the last time is converted."""
         words = self._words
@@ -98,11 +100,6 @@ class Sequence:
     @property
     def hands_off(self) -> bool:
         return self.decode_peer is not None
-
-    @property
-    def lands(self) -> bool:
-        """Its context comes from a peer. Once paused, what had landed is computed here instead."""
-        return self.source is not None and not self.num_pauses
 
     @property
     def step_width(self) -> int:

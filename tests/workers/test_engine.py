@@ -194,11 +194,9 @@ def test_drop_frees_and_says_nothing(rig: Rig) -> None:
 
 
 def test_a_deadline_ends_a_sequence_and_names_its_phase(rig: Rig) -> None:
-    blocker = make_sequence("blocker", range(9), 119)
+    # It lands for ever: holds blocks, runs nothing.
+    blocker = make_sequence("blocker", range(9), 119, source=PEER)
     waiting = make_sequence("waiting", range(50, 59), 119, deadline=time.monotonic() + 0.2)
-    waiting.source = PEER  # lands for ever: holds blocks, runs nothing
-    blocker.source = PEER
-    waiting.source = None
     rig.add(blocker, waiting)
     rig.heard.wait_for(lambda: rig.heard.ended())
     failure = rig.heard.ended()[waiting.attempt].failure

@@ -79,20 +79,17 @@ class ContentIndex:
         block_id = node.block_id
         return block_id is not None and self._pool.state(block_id) is BlockState.CACHED
 
-    def store(
-        self, parent: Node, words: bytes, block_ids: Sequence[int], start: int, end: int
-    ) -> Node:
-        """Make blocks findable, one below the other: `block_ids[start:]`, which hold the tokens
-        up to `words[:end]` (bytes). A last one that is not whole is left out if its tokens are
-        findable already.
+    def store(self, parent: Node, words: bytes, block_ids: Sequence[int], start: int) -> Node:
+        """Make blocks findable, one below the other: `block_ids[start:]`, as far as they hold
+        `words`. A last one that is not whole is left out if its tokens are findable already.
 
         Content that is on the device already stays where it is, and the block unpublished;
         content on the host comes to lie in the block. Returns the last piece's node.
         """
         size, pool = self._piece_bytes, self._pool
         fresh: list[tuple[Node, Node]] = []
-        for first in range(start * size, end, size):
-            piece = words[first : min(first + size, end)]
+        for first in range(start * size, len(words), size):
+            piece = words[first : first + size]
             is_full = len(piece) == size
             if not is_full and not parent.is_leaf and self._covers(parent, piece):
                 break

@@ -93,25 +93,28 @@ class KVCache:
     def admit_all(self, admissions: Iterable[Admission]) -> int:
         """Admit them in order up to the first one that does not fit; returns how many."""
         owed: list[tuple[Sequence, int]] = []  # those that find nothing get blocks all at once
-        pool, size, count = self.pool, self.block_size, 0
+        size, count, queried = self.block_size, 0, 0
+        available = self.pool.num_available - self._promised
         for sequence, total, landing, match in admissions:
             if landing or match is None or match.num_tokens:
                 if not self._admit_matched(sequence, total, landing):
                     break
+                available = self.pool.num_available - self._promised
             else:
                 num_tokens = len(sequence.tokens)
                 limit = -(-(total if total > num_tokens else num_tokens) // size)
-                if limit > pool.num_available - self._promised:
+                if limit > available:
                     break
                 sequence.num_published, sequence.last_node = 0, None
                 sequence.num_cached = sequence.num_computed = 0
                 sequence.max_blocks = sequence.promised_blocks = limit
                 self._promised += limit
+                available -= limit
                 owed.append((sequence, -(-num_tokens // size)))
+                queried += num_tokens
             count += 1
-        self._append_blocks(owed)
-        self.statistics.missed += sum([blocks for _, blocks in owed])
-        self.statistics.queried_tokens += sum([len(sequence.tokens) for sequence, _ in owed])
+        self.statistics.missed += self._append_blocks(owed)
+        self.statistics.queried_tokens += queried
         return count
 
     def _admit_matched(self, sequence: Sequence, total: int, landing: bool) -> bool:
@@ -171,22 +174,21 @@ class KVCache:
         total = sum([count for _, count in missing if count > 0])
         if not total:
             return 0
-        following = iter(self._content.allocate(total)).__next__
-        change = 0
+        fresh = self._content.allocate(total)
+        change = end = 0
         for sequence, count in missing:
+            if count <= 0:
+                continue
+            start, end = end, end + count
             block_ids = sequence.block_ids
-            first = len(block_ids)
-            if count == 1:
-                block_ids.append(following())
-            else:
-                block_ids += [following() for _ in range(count)]
+            block_ids += fresh[start:end]
             left = sequence.max_blocks - len(block_ids)
             if left < 0:
                 left = 0
             change += left - sequence.promised_blocks
             sequence.promised_blocks = left
             if sequence.retention is not NOTHING_SPECIAL:
-                self._reuse.retain_fresh(sequence, first)
+                self._reuse.retain_fresh(sequence, len(block_ids) - count)
         self._promised += change
         return total
 
@@ -232,13 +234,15 @@ class KVCache:
         No read into the sequences' blocks may be in flight.
         """
         released: list[int] = []
+        policy, publication, any_landing = self.policy, self._publication, self.pool.num_landing
+        publish = publication.publish_end if policy.partial else publication.publish_whole
         for sequence in sequences:
             block_ids = sequence.block_ids
             if not block_ids:
                 continue
-            if self.policy.enabled:
-                self._publication.publish_end(sequence, self.policy.partial)
-            if self.pool.num_landing and (landing := self.landing_blocks(sequence)):
+            if policy.enabled:
+                publish(sequence)
+            if any_landing and (landing := self.landing_blocks(sequence)):
                 self.pool.drop_landing(reversed(landing))
                 gone = set(landing)
                 block_ids = [b for b in block_ids if b not in gone]
@@ -255,6 +259,7 @@ class KVCache:
         self.free(sequence)
         sequence.num_computed = sequence.num_cached = sequence.num_published = 0
         sequence.last_node = None
+        sequence.lands = False
 
     # -- for the engine, once a step ---------------------------------------------------------
 

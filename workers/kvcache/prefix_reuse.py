@@ -32,7 +32,7 @@ class PrefixReuse:
         """Find reusable leading tokens, in whole blocks only if so wanted. Changes nothing."""
         if not self._policy.enabled:
             return NO_MATCH
-        tree, words = self._content.tree, sequence.words
+        tree, words = self._content.tree, sequence.words()
         root = tree.root(self._publication.root_key(sequence))
         if root is None or not root.leads_to(words):
             return NO_MATCH
@@ -49,7 +49,7 @@ class PrefixReuse:
         """Where the first whole block belongs that could be shared and that the cache does not
         hold, if there is one. Equal for equal blocks, until something is computed or forgotten."""
         size, nodes = self._block_size * WORD_BYTES, match.nodes
-        start, words = len(nodes) * size, sequence.words
+        start, words = len(nodes) * size, sequence.words()
         if start + size >= len(words) or not self._policy.enabled:
             return None
         before = nodes[-1] if nodes else self._publication.root_key(sequence)

@@ -36,31 +36,27 @@ class Publication:
 
     def publish_whole(self, sequence: Sequence) -> None:
         """Make the whole blocks among the computed tokens findable."""
-        start, end = sequence.num_published, sequence.num_computed // self._block_size
-        if start < end:
-            node = self._store(sequence, start, end * self._piece_bytes)
-            sequence.num_published, sequence.last_node = end, node
+        end = sequence.num_computed // self._block_size
+        if sequence.num_published < end:
+            sequence.last_node = self._store(sequence, end * self._piece_bytes)
+            sequence.num_published = end
 
-    def publish_end(self, sequence: Sequence, with_part: bool) -> None:
+    def publish_end(self, sequence: Sequence) -> None:
         """Make all that is computed findable; a last block that is not whole unless its tokens
         are so already.
 
         Only when the sequence ends: what is published is not written to any more.
         """
-        if not with_part:
-            self.publish_whole(sequence)
-            return
-        start, end = sequence.num_published, sequence.num_computed * WORD_BYTES
-        if start * self._piece_bytes < end:
-            self._store(sequence, start, end)
+        end = sequence.num_computed * WORD_BYTES
+        if sequence.num_published * self._piece_bytes < end:
+            self._store(sequence, end)
 
-    def _store(self, sequence: Sequence, start: int, end: int) -> Node:
-        """Blocks from `start` on, behind the last published one, up to `words[:end]`. If that one
-        was forgotten meanwhile (it may have been another sequence's block), the sequence's own
-        blocks become findable instead."""
-        content, node = self._content, sequence.last_node
-        words, block_ids = sequence.words, sequence.block_ids
+    def _store(self, sequence: Sequence, end: int) -> Node:
+        """Blocks behind the last published one, up to `words[:end]`. If that one was forgotten
+        meanwhile (it may have been another sequence's block), the sequence's own blocks become
+        findable instead."""
+        content, node, start = self._content, sequence.last_node, sequence.num_published
         if node is None or node.parent is None:
             node = content.tree.grow_root(self.root_key(sequence))
             start = 0
-        return content.store(node, words, block_ids, start, end)
+        return content.store(node, sequence.words()[:end], sequence.block_ids, start)

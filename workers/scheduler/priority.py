@@ -27,7 +27,7 @@ class Ranking:
     def place(self, sequence: Sequence) -> None:
         """Called once in a sequence's life: whoever is paused keeps its place."""
         self._arrivals += 1
-        rank = float(sequence.request.priority)
+        rank: float = sequence.request.priority
         if self._ageing_seconds is not None:
             rank = sequence.arrived + rank * self._ageing_seconds
         sequence.order = (rank, self._arrivals)

@@ -122,7 +122,7 @@ class Rehearsal:
         rows = self.scheduler.generation
         if not plan.generation:
             return []
-        return [sequence for sequence, _ in rows.advance(np.full(len(rows), TOKEN, np.int64))]
+        return [*rows.advance(np.full(len(rows), TOKEN, np.int64))]
 
     def _append(self, sequence: TokenSequence) -> bool:
         """The token behind a context. True: it ends the sequence."""

@@ -270,7 +270,7 @@ class Scheduler:
             else:
                 news.append(Decision(attempt, ADMITTED))
                 sequence.num_reused = sequence.num_cached
-            if sequence.source is not None and sequence.lands:
+            if sequence.lands:
                 sequence.phase = Phase.LANDING
                 self.landing[sequence] = None
                 self.held[attempt] = Reason.WAITING_FOR_KV
