@@ -135,6 +135,7 @@ class GenerationBatch:
 
     def beginning(self) -> list[Sequence]:
         """Those whose next token begins a block, with all their tokens. Once a step."""
+        self._close_holes()  # from here on the step is read
         begun = [*self._due[self.step % self.block_size]]
         if begun:
             self.settle(*begun)
