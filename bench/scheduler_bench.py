@@ -28,7 +28,7 @@ from segue.workers.scheduler.microbatch import StepBudget
 from segue.workers.scheduler.plan import StepPlan
 from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.sequence import Sequence
-from segue.workers.step_execution import StepExecution, StepResult
+from segue.workers.step_execution import LayerNews, StepExecution, StepResult
 from segue.workers.step_outcome import StepOutcome
 
 BLOCK_SIZE = 16
@@ -40,7 +40,7 @@ TOKEN = 5
 
 
 class SilentRunner:
-    def execute(self, batch: PackedBatch) -> torch.Tensor:
+    def execute(self, batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
         raise AssertionError("InstantExecution answers before a runner is asked")
 
     def copy_blocks(self, operations: object) -> None:
@@ -54,7 +54,9 @@ class InstantExecution(StepExecution):
         super().__init__(SilentRunner(), None)
         self._tokens = np.full(max(RUNNING), TOKEN, np.int64)
 
-    def run(self, plan: StepPlan, rows: GenerationBatch) -> StepResult:
+    def run(
+        self, plan: StepPlan, rows: GenerationBatch, on_layers: LayerNews | None = None
+    ) -> StepResult:
         ending = {
             sequence: TOKEN
             for sequence, start, size in plan.context

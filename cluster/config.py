@@ -227,6 +227,9 @@ class TransferConfig(Section):
         default="nixl", description="loopback works within one process only (tests)"
     )
     checksum: bool = Field(default=True, description="verify each block after it was read")
+    layer_groups: Annotated[int, Field(ge=1, le=16)] = Field(
+        default=1, description="groups of layers in which the last chunk of a prompt is sent"
+    )
     lease_s: Annotated[float, Field(gt=0)] = 30.0
     credit_wait_s: Annotated[float, Field(gt=0)] = Field(
         default=120.0, description="how long a prompt waits for room on its decode worker"

@@ -77,6 +77,10 @@ class ReserveOutcome:
 class Announcement:
     """Blocks [first_block, first_block + len(block_ids)) of the prompt may be read now.
 
+    With a `stop_layer` only their layers [first_layer, stop_layer): a part, told while the layers
+    behind it are computed. The same blocks are announced again then, until once to the last layer;
+    that one has the checksums, and begins at layer 0 if the parts must be read again.
+
     A reference to blocks is never ids alone: it names the source's incarnation, the generation of
     its pool, and the attempt, and is checked against each of them.
     """
@@ -92,6 +96,12 @@ class Announcement:
     # With it, of a request that moves while it generates: what followed the assignment's tokens.
     token_ids: tuple[int, ...] = ()
     answer_when_read: bool = False  # not before all that was announced so far has been read
+    first_layer: int = 0
+    stop_layer: int | None = None  # None: to the last layer
+
+    @property
+    def is_part(self) -> bool:
+        return self.stop_layer is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from segue.router.generation import ModelCard
 from segue.workers.kv_identity import kv_block_bytes
 from segue.workers.kvcache.sizing import BlockSize, check_longest_sequence, num_kv_blocks
 from segue.workers.models.folder import resolve_model
+from segue.workers.models.layer_clock import group_ends
 from segue.workers.models.spec import ModelSpec, load_spec
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ def find_model(config: SegueConfig) -> ServedModel:
     folder = resolve_model(config.model, cache_folder())
     logger.info("model ready in %s (%.1f s)", folder, time.monotonic() - began)
     spec = load_spec(folder, load_format=config.model.load_format)
+    group_ends(spec.num_layers, config.transfer.layer_groups)  # refuses more than there are layers
     limit = longest_sequence(config, spec)
     model = config.model.model_copy(update={"max_model_len": limit})
     return ServedModel(

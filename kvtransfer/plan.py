@@ -20,10 +20,11 @@ def plan_blocks(
     remote_blocks: Sequence[int],
     local_blocks: Sequence[int],
     max_bytes: int = MAX_DESCRIPTOR_BYTES,
+    layers: range | None = None,
 ) -> list[Piece]:
-    """Plan reading remote_blocks[i] into local_blocks[i], whole blocks.
+    """Plan reading remote_blocks[i] into local_blocks[i]: these layers of them, or whole blocks.
 
-    Raises TransferError if the lists cannot be paired or a block does not exist.
+    Raises TransferError if the lists cannot be paired, or a block or a layer does not exist.
     """
     _check_blocks(remote_blocks, local_blocks)
     if theirs.block_bytes != ours.block_bytes:
@@ -31,7 +32,13 @@ def plan_blocks(
             f"blocks of {theirs.block_bytes} bytes do not fit blocks of {ours.block_bytes}"
         )
     pairs = zip(remote_blocks, local_blocks, strict=True)
-    return coalesce(((theirs.block_range(r), ours.block_range(b)) for r, b in pairs), max_bytes)
+    if layers is None:
+        return coalesce(((theirs.block_range(r), ours.block_range(b)) for r, b in pairs), max_bytes)
+    first, stop = layers.start, layers.stop
+    return coalesce(
+        ((theirs.layer_range(r, first, stop), ours.layer_range(b, first, stop)) for r, b in pairs),
+        max_bytes,
+    )
 
 
 def plan_resharded(

@@ -48,6 +48,8 @@ class BlockRead:
     local_blocks: tuple[int, ...]
     checksums: tuple[int, ...]
     deadline: float
+    layers: range | None  # None: all, whole blocks
+    num_bytes: int
     verified: Future[None] = field(default_factory=_promise)
     terminal: Future[None] = field(default_factory=_promise)
     handle: ReadHandle | None = None
@@ -64,7 +66,7 @@ class Receiver:
     ) -> None:
         """Without an `area` no peer can be probed."""
         self.transport = transport
-        self._layout = layout
+        self.layout = layout
         self._region = region
         self._clock = clock
         self.num_corrupt_blocks = 0  # which arrived with other bytes than were announced
@@ -73,7 +75,7 @@ class Receiver:
         self._reads: list[BlockRead] = []
         self._probes = Probes(transport, area)
         self.num_abandoned = 0  # reads whose end nobody will know: their blocks stay quarantined
-        self.kv_bytes_read = 0  # of whole reads of blocks; what probes read is no KV
+        self.kv_bytes_read = 0  # of reads that ended well; what probes read is no KV
         self._serving = False
         self._attentive_until = self._posted_at = -math.inf
         self._stopping = False
@@ -100,7 +102,7 @@ class Receiver:
             try:
                 if peer not in self._peers:
                     self.transport.connect(peer, metadata)
-                    self._peers[peer] = replace(self._layout, num_blocks=num_blocks)
+                    self._peers[peer] = replace(self.layout, num_blocks=num_blocks)
                 done.set_result(None)
             except Exception as error:
                 done.set_exception(error)
@@ -122,10 +124,17 @@ class Receiver:
         local_blocks: tuple[int, ...],
         checksums: tuple[int, ...],
         timeout_s: float,
+        layers: range | None = None,
     ) -> BlockRead:
-        """Start reading; empty `checksums` skips the verification."""
+        """Start reading blocks, or these layers of them; empty `checksums` skips the verification.
+
+        A checksum is that of a whole block: what is not read now must have arrived before. If that
+        is all of it, nothing is read and the checksums are verified.
+        """
+        num_layers = self.layout.num_layers if layers is None else len(layers)
+        num_bytes = len(local_blocks) * num_layers * self.layout.layer_bytes
         deadline = self._clock() + timeout_s
-        read = BlockRead(peer, remote_blocks, local_blocks, checksums, deadline)
+        read = BlockRead(peer, remote_blocks, local_blocks, checksums, deadline, layers, num_bytes)
         self._post(lambda: self._begin(read))
         return read
 
@@ -216,11 +225,16 @@ class Receiver:
             self.transport.disconnect(peer)
 
     def _begin(self, read: BlockRead) -> None:
+        layers, num_layers = read.layers, self.layout.num_layers
+        if layers is not None and layers.start == layers.stop == num_layers:
+            self._conclude(read, ReadState.DONE)
+            return
         try:
             theirs = self._peers.get(read.peer)
             if theirs is None:
                 raise TransferError(f"peer {read.peer} is not connected")
-            pieces = plan_blocks(theirs, self._layout, read.remote_blocks, read.local_blocks)
+            blocks = read.remote_blocks, read.local_blocks
+            pieces = plan_blocks(theirs, self.layout, *blocks, layers=read.layers)
             read.handle = self.transport.post_read(
                 read.peer, [remote for remote, _ in pieces], [local for _, local in pieces]
             )
@@ -261,7 +275,7 @@ class Receiver:
         """No byte arrives any more: both ends of the read are told, whatever happens."""
         try:
             if state is ReadState.DONE:
-                self.kv_bytes_read += len(read.local_blocks) * self._layout.block_bytes
+                self.kv_bytes_read += read.num_bytes
                 self._verify(read)
             else:
                 _reject(read, TransferError("the read failed"))
@@ -275,7 +289,7 @@ class Receiver:
         if read.verified.done():
             return
         if read.checksums:
-            found = block_checksums(self._region, self._layout, read.local_blocks)
+            found = block_checksums(self._region, self.layout, read.local_blocks)
             bad = sum(a != b for a, b in zip(found, read.checksums, strict=True))
             if bad:
                 self.num_corrupt_blocks += bad

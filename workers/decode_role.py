@@ -74,10 +74,10 @@ class DecodeRole:
         self._renewal = LeaseRenewal(
             peers, lease_s, clock, lambda: self._landings.values(), self._give_up
         )
-        # Of prompts that were announced whole: blocks read, and those that had arrived when the
+        # Of prompts that were announced whole: what was read, and what of it had arrived when the
         # source said that the last chunk was computed.
-        self.blocks_read = 0
-        self.blocks_overlapped = 0
+        self.bytes_announced = 0
+        self.bytes_overlapped = 0
 
     # -- calls from the prefill worker -------------------------------------------------------
 
@@ -210,9 +210,8 @@ class DecodeRole:
             self._engine.cache.block_size,
             lambda num_blocks: self._grow(landing, num_blocks),
         )
-        for read in landing.reads:
-            self.blocks_read += len(read.local_blocks)
-            self.blocks_overlapped += len(read.local_blocks) if read.verified.done() else 0
+        self.bytes_announced += sum(read.num_bytes for read in landing.reads)
+        self.bytes_overlapped += landing.early_bytes
         await landing.verify()
         return last
 

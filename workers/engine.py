@@ -1,7 +1,8 @@
 """The engine loop: one thread that schedules, runs, samples and applies, step after step.
 
 Everything else reaches it through `post` and `call`; everything it has to say leaves in one
-StepOutcome a step. It is the only thread that touches scheduler, KV-cache and sequences.
+StepOutcome a step, and in one more for each group of layers that is told meanwhile. It is the only
+thread that touches scheduler, KV-cache and sequences.
 """
 
 import logging
@@ -19,13 +20,14 @@ from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
 from segue.cluster.thread_pulse import ThreadPulse
 from segue.workers.generation_batch import Ids
+from segue.workers.handoffs import Handoffs
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.scheduler.plan import Scheduled, StepPlan
 from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.sequence import Phase, Sequence
-from segue.workers.step_execution import StepExecution, StepResult
-from segue.workers.step_outcome import ChunkReady, Ended, GeneratedTokens, StepOutcome
+from segue.workers.step_execution import LayerNews, StepExecution, StepResult
+from segue.workers.step_outcome import Ended, GeneratedTokens, StepOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class EngineCounters:
 
 
 class Engine:
-    """Start with `start`; `on_outcome` is called in the engine thread after each step."""
+    """Start with `start`; `on_outcome` is called in the engine thread, after each step or in it."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Engine:
         self._on_outcome = on_outcome
         self._clock = clock
         self._sequences: dict[AttemptId, Sequence] = {}
-        self._announced: dict[AttemptId, int] = {}  # blocks of a handoff already told of
+        self._handoffs = Handoffs(self.cache, execution.checksums)
         self._outcome = StepOutcome()
         self._inbox: deque[tuple[Callable[[], object], Sequence | None]] = deque()
         self._wake = threading.Condition()
@@ -122,7 +124,7 @@ class Engine:
             return
         self._sequences[sequence.attempt] = sequence
         if sequence.decode_peer is not None:
-            self._announced[sequence.attempt] = num_known_blocks
+            self._handoffs.begin(sequence.attempt, num_known_blocks)
         if not self.cache.can_ever_fit(sequence):
             tokens = self.cache.final_tokens(sequence)
             need, have = self.cache.blocks_for(tokens), self.cache.pool.num_blocks
@@ -241,7 +243,7 @@ class Engine:
             return
         self.recorder.begin(plan, began)
         try:
-            result = self._execution.run(plan, self.scheduler.generation)
+            result = self._execution.run(plan, self.scheduler.generation, self._layer_news(plan))
         finally:
             self.recorder.record(plan, began, time.time(), self.cache.pool.num_available)
         self._apply(plan, result)
@@ -286,7 +288,7 @@ class Engine:
             self.cache.publish(sequence)
             token = result.tokens.get(sequence)
             if sequence.decode_peer is not None:
-                self._hand_off(item, token)
+                self._hand_off(item, token, result.repeated)
             elif token is not None and not self._is_over(sequence, token):
                 starting.append(sequence)
         if starting:
@@ -307,7 +309,18 @@ class Engine:
                 Ended(sequence, finish) for sequence, finish in finishes.items()
             ]
 
-    def _hand_off(self, item: Scheduled, token: int | None) -> None:
+    def _layer_news(self, plan: StepPlan) -> LayerNews | None:
+        """What the runner tells while it computes the end of contexts that are handed off."""
+        ending = [item for item in plan.context if item.samples and item.sequence.hands_off]
+
+        def tell(num_layers: int) -> None:
+            parts = [self._handoffs.part(item, num_layers) for item in ending]
+            self._outcome.chunks += [part for part in parts if part is not None]
+            self._emit()
+
+        return tell if ending else None
+
+    def _hand_off(self, item: Scheduled, token: int | None, repeated: bool) -> None:
         sequence = item.sequence
         finish = None
         if token is not None:
@@ -315,18 +328,9 @@ class Engine:
         if finish is not None:
             self._end(sequence, finish)
             return
-        done = (
-            self.cache.blocks_for(item.end)
-            if token is not None
-            else item.end // (self.cache.block_size)
-        )
-        first = self._announced[sequence.attempt]
-        blocks = tuple(sequence.block_ids[first:done])
-        if blocks or token is not None:
-            sums = self._execution.checksums(blocks)
-            self.cache.pool.lease(blocks)  # from here on nothing raises before it is told
-            self._announced[sequence.attempt] = max(first, done)
-            self._outcome.chunks.append(ChunkReady(sequence, first, blocks, sums, token))
+        chunk = self._handoffs.chunk(item, token, repeated=repeated)
+        if chunk is not None:
+            self._outcome.chunks.append(chunk)
         if token is not None:
             self._leave(sequence)
 
@@ -371,11 +375,10 @@ class Engine:
     def _leave(self, *sequences: Sequence) -> None:
         """The one way out: scheduler and cache forget the sequences."""
         self.scheduler.remove(*sequences)
+        self._handoffs.forget(sequences)
         ended = Phase.ENDED
         for sequence in sequences:
             del self._sequences[sequence.attempt]
-            if self._announced:
-                self._announced.pop(sequence.attempt, None)
             sequence.phase = ended
         self.cache.free(*sequences)
 

@@ -33,6 +33,11 @@ class Landing:
     granted: asyncio.Future[int] = field(default_factory=asyncio.Future)
     heard: list[Announcement] = field(default_factory=list)  # one a chunk
     reads: list[BlockRead] = field(default_factory=list)
+    # Of the blocks from `next_block` on, while only parts of them have been announced.
+    part_ids: tuple[int, ...] = ()
+    layers_told: int = 0
+    part_reads: list[BlockRead] = field(default_factory=list)
+    early_bytes: int = 0  # that had arrived when the source said that the last chunk was computed
     generation: int | None = None
     next_block: int = 0
     renewed_at: float = 0.0
@@ -85,7 +90,9 @@ class Landing:
             end = announcement.first_block + len(announcement.block_ids)
             if self.reservation.grows and end > len(self.sequence.block_ids):
                 await grow(end)
-            self._read(announcement, receiver, read_timeout_s)
+            if announcement.first_token is not None:
+                self.early_bytes = sum(r.num_bytes for r in self.reads if r.verified.done())
+            await self._read(announcement, receiver, read_timeout_s)
             self.announced.task_done()
             if announcement.first_token is not None:
                 break
@@ -121,7 +128,7 @@ class Landing:
         for read in self.reads:
             await asyncio.wrap_future(read.terminal)
 
-    def _read(self, announcement: Announcement, receiver: Receiver, timeout_s: float) -> None:
+    async def _read(self, announcement: Announcement, receiver: Receiver, timeout_s: float) -> None:
         if self.generation is None:
             self.generation = announcement.pool_generation
         if announcement.pool_generation != self.generation:
@@ -131,16 +138,47 @@ class Landing:
         first, count = announcement.first_block, len(announcement.block_ids)
         if first != self.next_block or first + count > len(self.sequence.block_ids):
             raise TransferError(f"blocks [{first}, {first + count}) were announced out of order")
-        self.next_block = first + count
-        if count:
-            read = receiver.read(
-                self.source.identity.incarnation,
-                announcement.block_ids,
-                tuple(self.sequence.block_ids[first : first + count]),
-                announcement.checksums,
-                timeout_s,
-            )
-            self.reads.append(read)
+        layers = self._layers(announcement, receiver.layout.num_layers)
+        if not announcement.is_part:
+            await self._end_parts()
+            self.next_block = first + count
+        if not count:
+            return
+        read = receiver.read(
+            self.source.identity.incarnation,
+            announcement.block_ids,
+            tuple(self.sequence.block_ids[first : first + count]),
+            announcement.checksums,
+            timeout_s,
+            layers,
+        )
+        self.reads.append(read)
+        if announcement.is_part:
+            self.part_reads.append(read)
+
+    def _layers(self, announcement: Announcement, num_layers: int) -> range | None:
+        """Which to read now, None for all; and notes which were told. Raises TransferError."""
+        first, told = announcement.first_layer, self.layers_told
+        stop = num_layers if announcement.stop_layer is None else announcement.stop_layer
+        if told and announcement.block_ids != self.part_ids:
+            raise TransferError("the blocks are not those whose first layers were announced")
+        again = first == 0 and not announcement.is_part
+        is_empty = first == stop and (announcement.is_part or not told)
+        if not (first == told or again) or not first <= stop <= num_layers or is_empty:
+            message = f"layers [{first}, {stop}) of {num_layers} were announced behind {told}"
+            raise TransferError(message)
+        if announcement.is_part:
+            self.part_ids, self.layers_told = announcement.block_ids, stop
+        else:
+            self.part_ids, self.layers_told = (), 0
+        return None if (first, stop) == (0, num_layers) else range(first, stop)
+
+    async def _end_parts(self) -> None:
+        """All of them have arrived, so the checksums of the whole blocks will be those of bytes
+        that stay; and if the parts are read again, no byte of the first time comes after that."""
+        for read in self.part_reads:
+            await asyncio.wrap_future(read.verified)
+        self.part_reads.clear()
 
     def _raise_early_failure(self) -> None:
         for read in self.reads:

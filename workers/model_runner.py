@@ -1,7 +1,7 @@
 """Runs a model's steps on one device: owns its weights and its KV-cache, and knows no requests."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from segue.kernels.quantization import CODE_FORMATS, CodeFormat
 from segue.workers.batch import PackedBatch
 from segue.workers.block_copies import BlockCopier
 from segue.workers.kvcache.block_operations import BlockOperation
+from segue.workers.models.layer_clock import group_ends, open_clock
 from segue.workers.models.llama import Llama
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.models.step import StepIndex
@@ -42,9 +43,14 @@ class ModelRunner:
         num_host_blocks: int = 0,
         num_spare_bytes: int = 0,
         dummy_seed: int = 0,
+        layer_groups: int = 1,
     ) -> None:
-        """`num_spare_bytes`: allocated behind the blocks, and not used here."""
+        """`num_spare_bytes`: allocated behind the blocks, and not used here.
+
+        `layer_groups`: in how many the layers of a step are told of, if anybody wants to know.
+        """
         self.spec: ModelSpec = load_spec(folder, load_format=load_format, dummy_seed=dummy_seed)
+        self._group_ends = group_ends(self.spec.num_layers, layer_groups)
         self.device = torch.device(device)
         kernels = kernels_for(self.device)
         weights = load_weights(
@@ -70,13 +76,22 @@ class ModelRunner:
         self._copier = BlockCopier(self.kv_cache, num_host_blocks)
 
     @torch.inference_mode()
-    def execute(self, batch: PackedBatch) -> torch.Tensor:
+    def execute(
+        self, batch: PackedBatch, on_layers: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
         """Logits (float32, on the CPU) of each slice with `samples` and then of each row.
 
-        Raises ValueError for a batch with ids out of range; then nothing was computed.
+        `on_layers` is told, at the end of each group of layers, for how many layers the step's
+        keys and values are in the cache. Raises ValueError for a batch with ids out of
+        range; then nothing was computed.
         """
-        step = self._steps.tensors(batch)
-        return self._model.forward(step.to(self.device), self._cache).float().cpu()
+        step = self._steps.tensors(batch).to(self.device)
+        if on_layers is None or not self._group_ends:
+            return self._model.forward(step, self._cache).float().cpu()
+        clock = open_clock(self.device, self._group_ends, on_layers)
+        logits = self._model.forward(step, self._cache, clock)
+        clock.finish()
+        return logits.float().cpu()
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
         """Carry out the operations in their order, before what `execute` does next."""

@@ -203,7 +203,8 @@ class PrefillRole:
     async def _announce(self, chunk: ChunkReady, decode: Peer) -> None:
         sequence = chunk.sequence
         try:
-            self._leases.add_blocks(sequence.lease_id, chunk.block_ids)
+            # Also with no new blocks: this is refused if the lease has ended meanwhile.
+            self._leases.add_blocks(sequence.lease_id, chunk.block_ids if chunk.leases else ())
         except Exception:
             self.discard(chunk)
             raise
@@ -216,6 +217,8 @@ class PrefillRole:
             checksums=chunk.checksums,
             first_token=chunk.first_token,
             cached_tokens=sequence.num_reused,
+            first_layer=chunk.first_layer,
+            stop_layer=chunk.stop_layer,
         )
         try:
             await self._peers.client(decode).announce(announcement, deadline_s=ANNOUNCE_SECONDS)
@@ -239,6 +242,8 @@ class PrefillRole:
 
     def discard(self, chunk: ChunkReady) -> None:
         """A chunk of an attempt that has ended meanwhile: nobody will read it."""
+        if not chunk.leases:
+            return
         self._engine.post(lambda: self._engine.end_lease(chunk.block_ids))
 
     def _end_queued_leases(self, running: Running) -> None:

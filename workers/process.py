@@ -231,6 +231,7 @@ class WorkerProcess:
             kv_cache_dtype=engine.kv_cache_dtype,
             num_host_blocks=host_slots(block, engine.host_cache_bytes),
             num_spare_bytes=area_bytes(settings.transfer.preflight_bytes),
+            layer_groups=settings.transfer.layer_groups,
         )
         layout = kv_layout(settings.model, engine, spec, runner.kv_cache.shape[0])
         warm_up = SequenceSlice([0] * min(engine.block_size, 2), 0, [0], True)

@@ -214,7 +214,7 @@ class WorkerService:
     # -- news from the engine ----------------------------------------------------------------
 
     def on_outcome(self, outcome: StepOutcome) -> None:
-        """Called on the event loop, once a step."""
+        """Called on the event loop, once a step or more often."""
         self.news.pass_on(outcome)
 
     def _forgotten(self, sequence: TokenSequence) -> None:

@@ -18,9 +18,15 @@ from segue.workers.sequence import Sequence as TokenSequence
 logger = logging.getLogger(__name__)
 
 
+LayerNews = Callable[[int], None]  # the keys and values of so many layers will not change any more
+
+
 class Runner(Protocol):
-    def execute(self, batch: PackedBatch) -> torch.Tensor:
-        """Float32 logits, one row for each slice that samples, then one for each row."""
+    def execute(self, batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
+        """Float32 logits, one row for each slice that samples, then one for each row.
+
+        `on_layers` is called in this thread, while the rest is computed, with ever more layers.
+        """
         ...
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
@@ -32,12 +38,13 @@ class Runner(Protocol):
 class StepResult:
     """The token of each context that ended, those of all rows, and why others failed.
 
-    A failed row's token means nothing.
+    A failed row's token means nothing. `repeated`: keys and values were computed more than once.
     """
 
     tokens: dict[TokenSequence, int] = field(default_factory=dict)
     generated: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: dict[TokenSequence, str] = field(default_factory=dict)
+    repeated: bool = False
 
 
 class StepExecution:
@@ -56,15 +63,18 @@ class StepExecution:
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
         self._runner.copy_blocks(operations)
 
-    def run(self, plan: StepPlan, rows: GenerationBatch) -> StepResult:
-        """Run the step as one batch; if that raises, each sequence alone.
+    def run(
+        self, plan: StepPlan, rows: GenerationBatch, on_layers: LayerNews | None = None
+    ) -> StepResult:
+        """Run the step as one batch; if that raises, each sequence alone, without news of layers.
 
-        Running a slice again is harmless: it writes the same KV to the same slots.
+        Running a slice again is harmless: it writes KV of the same meaning to the same slots. Of
+        the same bytes it may not be.
         """
         try:
-            return self._run_whole(plan.context, rows)
+            return self._run_whole(plan.context, rows, on_layers)
         except Exception as error:
-            result = StepResult(generated=np.full(len(rows), NO_TOKEN, np.int64))
+            result = StepResult(generated=np.full(len(rows), NO_TOKEN, np.int64), repeated=True)
             everybody = (*(item.sequence for item in plan.context), *rows.sequences)
             if len(everybody) == 1:
                 self._blame(everybody[0], error, result)
@@ -79,9 +89,11 @@ class StepExecution:
                     result.generated[row] = token
             return result
 
-    def _run_whole(self, context: tuple[Scheduled, ...], rows: GenerationBatch) -> StepResult:
+    def _run_whole(
+        self, context: tuple[Scheduled, ...], rows: GenerationBatch, on_layers: LayerNews | None
+    ) -> StepResult:
         batch = PackedBatch(tuple(map(_slice, context)), len(context), rows if rows else None)
-        logits = self._runner.execute(batch)
+        logits = self._runner.execute(batch, on_layers)
         ending = [item.sequence for item in context if item.samples]
         specs = [_sampling_row(sequence, len(sequence.tokens)) for sequence in ending]
         specs += self._sampling.specs(rows)

@@ -11,13 +11,21 @@ from segue.workers.sequence import Sequence
 
 
 class ChunkReady(NamedTuple):
-    """Blocks of a sequence that is handed off: computed, and leased from now on."""
+    """Blocks of a sequence that is handed off: computed, and leased from now on.
+
+    With a `stop_layer` only their layers [first_layer, stop_layer) are computed so far; the same
+    blocks come again then, until once without. `leases`: they were leased for this one, and not
+    for one before it.
+    """
 
     sequence: Sequence
     first_block: int
     block_ids: tuple[int, ...]
     checksums: tuple[int, ...]
     first_token: int | None  # set with the last chunk of a context
+    first_layer: int = 0
+    stop_layer: int | None = None
+    leases: bool = True
 
 
 class Ended(NamedTuple):

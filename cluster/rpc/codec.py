@@ -208,12 +208,16 @@ def announcement_to_pb(target: WorkerIdentity, item: Announcement) -> pb.Announc
         cached_tokens=item.cached_tokens,
         token_ids=item.token_ids,
         answer_when_read=item.answer_when_read,
+        first_layer=item.first_layer,
+        stop_layer=item.stop_layer or 0,
     )
 
 
 def announcement_from_pb(message: pb.AnnounceRequest) -> Announcement:
     if message.checksums and len(message.checksums) != len(message.block_ids):
         raise InvalidRequest("an announcement needs one checksum for each block, or none")
+    if message.stop_layer:
+        _check_part(message)
     return Announcement(
         source=peer_from_pb(message.source),
         attempt=attempt_from_pb(message.attempt),
@@ -225,7 +229,19 @@ def announcement_from_pb(message: pb.AnnounceRequest) -> Announcement:
         cached_tokens=message.cached_tokens,
         token_ids=tuple(message.token_ids),
         answer_when_read=message.answer_when_read,
+        first_layer=message.first_layer,
+        stop_layer=message.stop_layer or None,
     )
+
+
+def _check_part(message: pb.AnnounceRequest) -> None:
+    first, stop = message.first_layer, message.stop_layer
+    if first >= stop:
+        raise InvalidRequest(f"first_layer {first} is not before stop_layer {stop}")
+    if not message.block_ids:
+        raise InvalidRequest("an announcement with a stop_layer needs block_ids")
+    if message.checksums or message.last:
+        raise InvalidRequest("an announcement with a stop_layer has no checksums and is not last")
 
 
 def release_to_pb(target: WorkerIdentity, release: LeaseRelease) -> pb.ReleaseRequest:

@@ -213,7 +213,7 @@ class ReserveReply(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., num_cached_blocks: _Optional[int] = ..., refusal: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
-    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token", "cached_tokens", "token_ids", "answer_when_read")
+    __slots__ = ("target", "source", "attempt", "pool_generation", "first_block", "block_ids", "checksums", "last", "first_token", "cached_tokens", "token_ids", "answer_when_read", "first_layer", "stop_layer")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,8 @@ class AnnounceRequest(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_WHEN_READ_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    STOP_LAYER_FIELD_NUMBER: _ClassVar[int]
     target: WorkerIdentity
     source: Peer
     attempt: AttemptId
@@ -238,7 +240,9 @@ class AnnounceRequest(_message.Message):
     cached_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     answer_when_read: bool
-    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., answer_when_read: _Optional[bool] = ...) -> None: ...
+    first_layer: int
+    stop_layer: int
+    def __init__(self, target: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., attempt: _Optional[_Union[AttemptId, _Mapping]] = ..., pool_generation: _Optional[int] = ..., first_block: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., answer_when_read: _Optional[bool] = ..., first_layer: _Optional[int] = ..., stop_layer: _Optional[int] = ...) -> None: ...
 
 class AnnounceReply(_message.Message):
     __slots__ = ()

@@ -1,5 +1,8 @@
 """Everything that crosses a process boundary arrives as it was sent."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +125,34 @@ def test_announcement_round_trip(
     )
     wire = codec.announcement_to_pb(source.identity, sent).SerializeToString()
     assert codec.announcement_from_pb(serving_pb2.AnnounceRequest.FromString(wire)) == sent
+
+
+@given(peers, attempts, st.integers(0, 9), st.integers(1, 9))
+def test_a_part_of_layers_makes_a_round_trip(
+    source: Peer, attempt: AttemptId, first: int, count: int
+) -> None:
+    sent = Announcement(
+        source, attempt, 7, 2, (5,), (), first_layer=first, stop_layer=first + count
+    )
+    wire = codec.announcement_to_pb(source.identity, sent).SerializeToString()
+    assert codec.announcement_from_pb(serving_pb2.AnnounceRequest.FromString(wire)) == sent
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"first_layer": 3}, "first_layer 3 is not before stop_layer 3"),
+        ({"block_ids": ()}, "needs block_ids"),
+        ({"checksums": (1,)}, "has no checksums"),
+        ({"first_token": 4}, "is not last"),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_refused(changes: dict[str, Any], named: str) -> None:
+    peer = Peer(WorkerIdentity("w", "1"), "host:1")
+    part = Announcement(peer, AttemptId("r", 1), 7, 0, (5,), (), first_layer=1, stop_layer=3)
+    wire = codec.announcement_to_pb(peer.identity, replace(part, **changes))
+    with pytest.raises(InvalidRequest, match=named):
+        codec.announcement_from_pb(wire)
 
 
 def test_a_retention_that_makes_no_sense_is_refused() -> None:

@@ -99,7 +99,7 @@ def test_every_field_is_explained() -> None:
             {"pools": {"replica": BOTH | {"engine": {"chunk_siz": 16}}}},
             "pools.replica.engine.chunk_siz: unknown key; did you mean 'chunk_size'?",
         ),
-        ({"transfer": {"zzz": 1}}, "known keys: checksum, credit_wait_s, lease_s"),
+        ({"transfer": {"zzz": 1}}, "known keys: checksum, credit_wait_s, layer_groups, lease_s"),
     ],
 )
 def test_unknown_keys_name_the_nearest(data: Any, message: str) -> None:

@@ -1,4 +1,7 @@
-"""FP8 keys and values through the whole: prefill and decode apart answer as one worker does."""
+"""FP8 keys and values through the whole: prefill and decode apart answer as one worker does.
+
+Groups of layers travel while the end of a prompt is computed, so the whole also shows that.
+"""
 
 import random
 from pathlib import Path
@@ -16,7 +19,8 @@ LENGTHS = (1, 16, 17, 140, 300)
 
 
 def pools(*roles: str) -> dict[str, Any]:
-    return {"pools": {role: {"role": role, "engine": ENGINE} for role in roles}}
+    each = {role: {"role": role, "engine": ENGINE} for role in roles}
+    return {"pools": each, "transfer": {"layer_groups": 4}}
 
 
 async def answers(fleet: LocalFleet) -> list[list[int]]:

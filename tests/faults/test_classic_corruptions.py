@@ -77,8 +77,9 @@ class ForgetsReads(Receiver):
         local_blocks: tuple[int, ...],
         checksums: tuple[int, ...],
         timeout_s: float,
+        layers: range | None = None,
     ) -> BlockRead:
-        read = super().read(peer, remote_blocks, local_blocks, checksums, timeout_s)
+        read = super().read(peer, remote_blocks, local_blocks, checksums, timeout_s, layers)
         over: Future[None] = Future()
         over.set_result(None)
         return replace(read, terminal=over)

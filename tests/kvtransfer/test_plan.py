@@ -1,6 +1,7 @@
 """The transfer plan: every byte once, in its place, in few and bounded descriptors."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,42 @@ def test_every_byte_of_every_block_exactly_once(
     ]
     assert all(r.length == b.length and 0 < r.length <= max_bytes for r, b in pieces)
     assert pieces == coalesce(pieces, max_bytes)
+
+
+@given(
+    layers=st.integers(1, 7),
+    ends=st.sets(st.integers(1, 6)),
+    scale_bytes=st.sampled_from([0, 4]),
+    local=st.permutations(range(4)),
+    max_bytes=st.integers(1, 400),
+)
+def test_parts_of_layers_tile_every_block_exactly_once(
+    layers: int, ends: set[int], scale_bytes: int, local: list[int], max_bytes: int
+) -> None:
+    """However the layers are split, and none of a part's bytes is another layer's."""
+    ours = KVLayout(4, layers, 2, 2, 4, "int8", 1, scale_bytes)
+    theirs = replace(ours, num_blocks=9)
+    bounds = [0, *sorted(end for end in ends if end < layers), layers]
+    read: list[tuple[int, int]] = []
+    for first, stop in pairwise(bounds):
+        pieces = plan_blocks(
+            theirs, ours, [8, 1, 2, 5], local, max_bytes, layers=range(first, stop)
+        )
+        pairs = byte_pairs(pieces)
+        assert all(
+            first <= place % ours.block_bytes // ours.layer_bytes < stop
+            for pair in pairs
+            for place in pair
+        )
+        read += pairs
+    assert sorted(read) == sorted(byte_pairs(plan_blocks(theirs, ours, [8, 1, 2, 5], local)))
+
+
+@pytest.mark.parametrize("layers", [range(0, 4), range(2, 2), range(2, 1), range(-1, 2)])
+def test_layers_that_do_not_exist_are_refused(layers: range) -> None:
+    three = replace(OURS, num_layers=3)
+    with pytest.raises(TransferError, match=r"layers .* are not a part of \[0, 3\)"):
+        plan_blocks(three, three, [0], [0], layers=layers)
 
 
 @given(start=st.integers(0, 3), length=st.integers(1, 6))

@@ -100,6 +100,50 @@ def test_corruption_on_the_way_is_caught(pair: Pair) -> None:
     assert "1 of 1" in failure(pair.read((3,), (3,)).verified)
 
 
+def test_parts_of_blocks_add_up_to_whole_ones(pair: Pair) -> None:
+    sums, blocks = pair.sums(1, 2), ((1, 2), (4, 5))
+    first = pair.receiver.read("source", *blocks, (), 5.0, range(0, 1))
+    first.verified.result(5)
+    assert [pair.target.block(i)[: LAYOUT.layer_bytes] for i in (4, 5)] == [
+        pair.source.block(i)[: LAYOUT.layer_bytes] for i in (1, 2)
+    ]
+    assert pair.target.block(4)[LAYOUT.layer_bytes :] == bytes(LAYOUT.layer_bytes)
+    second = pair.receiver.read("source", *blocks, sums, 5.0, range(1, 2))
+    second.verified.result(5)
+    second.terminal.result(5)
+    assert [pair.target.block(i) for i in (4, 5)] == [pair.source.block(i) for i in (1, 2)]
+    assert pair.receiver.kv_bytes_read == 2 * LAYOUT.block_bytes
+    assert first.num_bytes + second.num_bytes == 2 * LAYOUT.block_bytes
+
+
+def test_a_part_that_was_spoilt_is_caught_by_the_whole_blocks_checksum(pair: Pair) -> None:
+    sums = pair.sums(1)
+    pair.fabric.set_faults(Faults(corrupt=True))
+    pair.receiver.read("source", (1,), (4,), (), 5.0, range(0, 1)).verified.result(5)
+    pair.fabric.set_faults(Faults())
+    last = pair.receiver.read("source", (1,), (4,), sums, 5.0, range(1, 2))
+    assert "1 of 1" in failure(last.verified)
+    assert pair.receiver.num_corrupt_blocks == 1
+
+
+def test_what_has_arrived_before_is_only_verified(pair: Pair) -> None:
+    sums = pair.sums(1)
+    pair.receiver.read("source", (1,), (4,), (), 5.0, range(0, 2)).verified.result(5)
+    last = pair.receiver.read("source", (1,), (4,), sums, 5.0, range(2, 2))
+    last.verified.result(5)
+    last.terminal.result(5)
+    assert pair.receiver.kv_bytes_read == LAYOUT.block_bytes
+    pair.target.fill(4, 99)
+    again = pair.receiver.read("source", (1,), (4,), sums, 5.0, range(2, 2))
+    assert "1 of 1" in failure(again.verified)
+
+
+def test_layers_that_do_not_exist_are_refused_before_a_read_starts(pair: Pair) -> None:
+    read = pair.receiver.read("source", (1,), (4,), (), 5.0, range(1, 3))
+    assert "layers [1, 3)" in failure(read.verified)
+    read.terminal.result(5)
+
+
 def test_a_failed_read_is_told_and_the_peer_can_be_connected_again(pair: Pair) -> None:
     pair.fabric.set_faults(Faults(fail=True))
     read = pair.read((3,), (3,))

@@ -25,7 +25,7 @@ from segue.workers.scheduler.microbatch import StepBudget
 from segue.workers.scheduler.policies import capacity_policy
 from segue.workers.scheduler.scheduler import Scheduler, SchedulerSettings
 from segue.workers.sequence import Sequence as TokenSequence
-from segue.workers.step_execution import StepExecution
+from segue.workers.step_execution import LayerNews, StepExecution
 from segue.workers.step_outcome import StepOutcome
 
 VOCABULARY = 97
@@ -52,6 +52,9 @@ class FakeRunner:
         self.poison: set[int] = set()  # token ids that raise
         self.not_finite: set[int] = set()  # last tokens whose logits are NaN
 
+    def token_at(self, block_id: int, slot: int) -> int:
+        return self.slots[block_id][slot]
+
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
         for operation in operations:
             match operation:
@@ -62,7 +65,7 @@ class FakeRunner:
                 case OnboardBlock(slot, block_id):
                     self.slots[block_id] = list(self.host[slot])
 
-    def execute(self, batch: PackedBatch) -> torch.Tensor:
+    def execute(self, batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
         batch = batch.in_slices()
         self.batches.append(batch)
         rows = []
@@ -74,7 +77,7 @@ class FakeRunner:
                 self.slots[piece.block_ids[block]][slot] = token
             if piece.samples:
                 seen = [
-                    self.slots[piece.block_ids[p // self.block_size]][p % self.block_size]
+                    self.token_at(piece.block_ids[p // self.block_size], p % self.block_size)
                     for p in range(piece.end)
                 ]
                 row = torch.zeros(VOCABULARY)

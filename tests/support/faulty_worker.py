@@ -28,6 +28,7 @@ from segue.workers.model_runner import ModelRunner
 from segue.workers.models.spec import ModelSpec
 from segue.workers.process import WorkerProcess
 from segue.workers.service import WorkerService
+from segue.workers.step_execution import LayerNews
 
 SPOIL_POLL_SECONDS = 0.02
 
@@ -46,9 +47,9 @@ class FaultyWorker(WorkerProcess):
         spec, runner, layout = super()._load()
         execute = runner.execute
 
-        def execute_slowly(batch: PackedBatch) -> torch.Tensor:
+        def execute_slowly(batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
             time.sleep(self._plan.read().step_s)
-            return execute(batch)
+            return execute(batch, on_layers)
 
         runner.execute = execute_slowly  # type: ignore[method-assign]
         self._runner = runner

@@ -11,6 +11,7 @@ from segue.workers.batch import PackedBatch
 from segue.workers.model_runner import ModelRunner
 from segue.workers.models.spec import ModelSpec
 from segue.workers.process import WorkerProcess
+from segue.workers.step_execution import LayerNews
 
 FOLDER_VARIABLE = "SEGUE_TEST_WEDGE_FOLDER"
 ENTRY = "wedging_worker:WedgingWorker"
@@ -25,11 +26,13 @@ class WedgingWorker(WorkerProcess):
         file = Path(os.environ[FOLDER_VARIABLE]) / self.settings.role
         execute = runner.execute
 
-        def execute_or_wedge(batch: PackedBatch) -> torch.Tensor:
+        def execute_or_wedge(
+            batch: PackedBatch, on_layers: LayerNews | None = None
+        ) -> torch.Tensor:
             try:
                 file.unlink()
             except FileNotFoundError:
-                return execute(batch)
+                return execute(batch, on_layers)
             threading.Event().wait()
             raise AssertionError("nobody sets it")
 

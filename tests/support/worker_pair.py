@@ -38,11 +38,13 @@ from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
 from segue.workers.batch import PackedBatch
 from segue.workers.engine import Engine
+from segue.workers.kvcache.block_operations import BlockOperation, CopyBlock
+from segue.workers.models.layer_clock import group_ends
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
 from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.service import WorkerService
-from segue.workers.step_execution import StepExecution
+from segue.workers.step_execution import LayerNews, StepExecution
 from segue.workers.step_outcome import StepOutcome
 
 BLOCK_SIZE = 4
@@ -51,16 +53,25 @@ PROBE_BYTES = 4096
 
 
 class PagedRunner(FakeRunner):
-    """The fake model on memory that a transport can move; `gate` holds up its steps."""
+    """The fake model on memory that a transport can move; `gate` holds up its steps.
 
-    def __init__(self, num_blocks: int) -> None:
+    Every layer holds every token in its own way. What the model says is right only if all of them
+    are there and agree. `told`, and `on_told` in the engine thread, hear what it told of layers.
+    """
+
+    block_size = BLOCK_SIZE
+
+    def __init__(self, num_blocks: int, num_layers: int = 1, layer_groups: int = 1) -> None:
         super().__init__(num_blocks, BLOCK_SIZE)
-        self.layout = KVLayout(num_blocks, 1, 1, BLOCK_SIZE, 1, "int32", 4)
+        self.layout = KVLayout(num_blocks, num_layers, 1, BLOCK_SIZE, 1, "int32", 4)
+        self.group_ends = group_ends(num_layers, layer_groups)
+        self.told: list[int] = []
+        self.on_told: Callable[[int], None] = lambda num_layers: None
         # The blocks and, behind them, the memory of preflights.
         self.allocation = np.full(self.layout.num_bytes + area_bytes(PROBE_BYTES), 255, np.uint8)
         blocks, self.spare_bytes = np.split(self.allocation, [self.layout.num_bytes])
-        self.memory = blocks.view(np.int32).reshape(num_blocks, 2 * BLOCK_SIZE)
-        self.slots = self.memory  # type: ignore[assignment]  # indexed in the same way
+        self.memory = blocks.view(np.int32).reshape(num_blocks, num_layers, 2 * BLOCK_SIZE)
+        self.slots = self.memory[:, 0]  # type: ignore[assignment]  # indexed in the same way
         self.gate = threading.Event()
         self.gate.set()
         self.step_seconds = 0.0
@@ -72,10 +83,32 @@ class PagedRunner(FakeRunner):
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(block_checksums(self.region, self.layout, block_ids))
 
-    def execute(self, batch: PackedBatch) -> torch.Tensor:
+    def execute(self, batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
         assert self.gate.wait(GATE_SECONDS), "a test forgot to open the gate"
         time.sleep(self.step_seconds)
+        for layer in range(1, self.layout.num_layers + 1):
+            self._write(batch, layer - 1)
+            if on_layers is not None and layer in self.group_ends:
+                on_layers(layer)
+                self.told.append(layer)
+                self.on_told(layer)
         return super().execute(batch)
+
+    def _write(self, batch: PackedBatch, layer: int) -> None:
+        for piece in batch.in_slices().slices:
+            for position, token in enumerate(piece.token_ids, piece.start):
+                block, slot = divmod(position, BLOCK_SIZE)
+                self.memory[piece.block_ids[block], layer, slot] = token + layer
+
+    def token_at(self, block_id: int, slot: int) -> int:
+        tokens = [int(row[slot]) - layer for layer, row in enumerate(self.memory[block_id])]
+        return tokens[0] if len(set(tokens)) == 1 else sum(map(abs, tokens))
+
+    def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
+        for operation in operations:
+            assert isinstance(operation, CopyBlock)
+            source, target = self.memory[operation.source], self.memory[operation.target]
+            target[:, : operation.num_tokens] = source[:, : operation.num_tokens]
 
 
 @dataclass(slots=True)
@@ -97,6 +130,10 @@ class Node:
     @property
     def peer(self) -> Peer:
         return self.service.parts.peers.me
+
+    @property
+    def block_bytes(self) -> int:
+        return self.runner.layout.block_bytes
 
     @property
     def view(self) -> WorkerView:
@@ -207,6 +244,11 @@ class NodeKind:
     receiver: type[Receiver] = Receiver
     transport: Callable[[LoopbackFabric, str], Transport] = LoopbackTransport
     calls: Callable[[WorkerService], WorkerApi] = lambda service: service
+    chunk: int = 8
+    # Of a number of blocks, and of groups in which layers are told.
+    runner: Callable[[int, int], PagedRunner] = lambda num_blocks, layer_groups: PagedRunner(
+        num_blocks, layer_groups=layer_groups
+    )
 
 
 async def start_node(
@@ -215,19 +257,24 @@ async def start_node(
     transfer: TransferConfig,
     *,
     num_blocks: int = 32,
-    chunk: int = 8,
     worker_id: str = "",
     kind: NodeKind = NodeKind(),
 ) -> Node:
     identity = WorkerIdentity(worker_id or f"{role}-0", new_incarnation())
-    runner = PagedRunner(num_blocks)
+    runner = kind.runner(num_blocks, transfer.layer_groups)
     loop = asyncio.get_running_loop()
 
     def say(outcome: StepOutcome) -> None:
         loop.call_soon_threadsafe(service.on_outcome, outcome)
 
     engine = kind.engine(
-        make_scheduler(num_blocks, BLOCK_SIZE, chunk=chunk, expected_output=kind.expected_output),
+        make_scheduler(
+            num_blocks,
+            runner.block_size,
+            max_tokens=max(32, kind.chunk),
+            chunk=kind.chunk,
+            expected_output=kind.expected_output,
+        ),
         StepExecution(runner, runner.checksums if transfer.checksum else None),
         say,
         recorder=PlanRecorder(64),

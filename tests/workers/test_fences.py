@@ -148,7 +148,7 @@ async def test_a_generation_that_changes_is_not_read(pair: Pair) -> None:
             await pair.decode.client.announce(announcement, deadline_s=5)
     await pair.settled()
     assert refusals(pair.decode)[Use.READ, StaleKind.GENERATION] == 1
-    assert pair.decode.service.decode.blocks_read == 0
+    assert pair.decode.service.decode.bytes_announced == 0
 
 
 async def test_releases_and_renewals_of_what_is_not_held(pair: Pair) -> None:

@@ -44,10 +44,11 @@ async def test_a_decode_worker_that_comes_back_at_another_address() -> None:
         pair.show(pair.prefill, new)
         assert (await asking).tokens == expected_tokens(PROMPT, 60)
         await pair.until(lambda: pair.links.usable(new.identity))
-        before = new.service.decode.blocks_read
+        before = new.service.decode.bytes_announced
         answer = await pair.ask(range(40, 60), 5)
         assert answer.tokens == expected_tokens(range(40, 60), 5)
-        assert new.service.decode.blocks_read == before + 5  # it was a handoff to the new one
+        moved = new.service.decode.bytes_announced - before
+        assert moved == 5 * new.block_bytes  # it was a handoff to the new one
         await pair.settled(pair.prefill, new)
 
 

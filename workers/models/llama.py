@@ -9,6 +9,7 @@ from segue.kernels.dispatch import KernelSet
 from segue.kernels.paged_attention import AttentionPlan
 from segue.kernels.paged_cache import LayerCache, PagedCache
 from segue.kernels.rope import Rotation, rotation
+from segue.workers.models.layer_clock import LayerClock
 from segue.workers.models.spec import Llama3Scaling, ModelSpec
 from segue.workers.models.step import StepTensors
 from segue.workers.models.weights import LayerWeights, ModelWeights
@@ -24,16 +25,21 @@ class Llama:
         device = weights.embedding.device
         self._frequencies = rope_frequencies(spec).to(device)
 
-    def forward(self, step: StepTensors, cache: PagedCache) -> torch.Tensor:
+    def forward(
+        self, step: StepTensors, cache: PagedCache, clock: LayerClock | None = None
+    ) -> torch.Tensor:
         """Write the step's keys and values; return the logits of its sampled tokens."""
         weights, norm, epsilon = self._weights, self._kernels.rms_norm, self._spec.rms_norm_eps
         hidden = functional.embedding(step.token_ids, weights.embedding)
         angles = rotation(step.positions, self._frequencies, hidden.dtype)
-        for layer, layer_cache in zip(weights.layers, cache.layers, strict=True):
+        layers = zip(weights.layers, cache.layers, strict=True)
+        for number, (layer, layer_cache) in enumerate(layers, 1):
             normed = norm(hidden, layer.input_norm, epsilon)
             hidden += self._attention(normed, layer, layer_cache, angles, step.plan)
             normed = norm(hidden, layer.post_attention_norm, epsilon)
             hidden += self._feed_forward(normed, layer)
+            if clock is not None:
+                clock.passed(number)
         wanted = norm(hidden.index_select(0, step.sampled), weights.final_norm, epsilon)
         return self._kernels.linear(wanted, weights.head)
 
