@@ -11,7 +11,7 @@ is a few array operations, whatever the number of rows.
 No tensor, no clock.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from segue.workers.sequence import Sequence
 Ids = npt.NDArray[np.int64]
 
 FIXED_COLUMNS = 4
-NO_TOKEN = -1  # equals no token; fills what an array has too much
+NO_TOKEN = -1  # equals no token
 FEW = 6  # so many numbers are written one by one in less time than as a list
 
 
@@ -36,7 +36,12 @@ class GenerationBatch:
         self.version = 0  # changes whenever a row comes, goes or moves
         # One column a row of the batch, so that a row moves in one copy; the names are views.
         self._columns: Ids = np.zeros((FIXED_COLUMNS + block_size, max_rows), np.int64)
-        self._name_columns()
+        self.token_ids, self.positions, self.num_blocks = self._columns[:3]
+        self._last = self._columns[3]  # the last position that the request allows
+        self._recent = self._columns[FIXED_COLUMNS:]  # by step, modulo
+        # The same memory: one number is read or written here in half the time.
+        self._token_cells, self._position_cells = self.token_ids.data, self.positions.data
+        self._length_cells, self._last_cells = self.num_blocks.data, self._last.data
         self._width = 16  # columns of the tables
         self.block_tables: Ids = np.zeros((max_rows, self._width), np.int64)
         self._table_cells = self.block_tables.data
@@ -46,16 +51,9 @@ class GenerationBatch:
         self._members: tuple[Sequence, ...] | None = ()
         # Who begins a block in the steps of each number, modulo the size of a block.
         self._due: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
-
-    def _name_columns(self) -> None:
-        self.token_ids, self.positions, self.num_blocks = self._columns[:3]
-        self._last = self._columns[3]  # the last position that the request allows
-        # The same memory: one number is read or written here in half the time.
-        self._token_cells, self._position_cells = self.token_ids.data, self.positions.data
-        self._length_cells, self._last_cells = self.num_blocks.data, self._last.data
-        first_stop = FIXED_COLUMNS + self.block_size
-        self._recent = self._columns[FIXED_COLUMNS:first_stop]  # by step, modulo
-        self._stops = self._columns[first_stop:]
+        self._stops: dict[frozenset[int], int] = {}  # rows with each set of stop tokens
+        # In how many of those sets each token is; the last number is that of all tokens above.
+        self._num_stops = np.zeros(1, np.int32)
 
     def __len__(self) -> int:
         return len(self._rows) - len(self._holes)
@@ -77,7 +75,7 @@ class GenerationBatch:
     def join(self, *sequences: Sequence) -> None:
         """Sequences with all their KV but the last token's generate from the next step on."""
         step, size, due = self.step, self.block_size, self._due
-        stops, holes = self._stop_columns(sequences), self._holes
+        stops, holes = self._stops, self._holes
         token_ids, positions, last = self._token_cells, self._position_cells, self._last_cells
         self._members = None
         self.version += 1
@@ -96,7 +94,9 @@ class GenerationBatch:
             positions[row] = position
             self._write_table(row, 0, sequence.block_ids)
             stop = sequence.request.stop
-            self._stops[:, row] = stops[stop.stop_token_ids]
+            num_rows = stops[stop.stop_token_ids] = stops.get(stop.stop_token_ids, 0) + 1
+            if num_rows == 1:
+                self._count_stops(stop.stop_token_ids, 1)
             last[row] = sequence.num_prompt + stop.max_tokens - 1
             due[(step - position) % size][sequence] = None
 
@@ -107,12 +107,18 @@ class GenerationBatch:
         if not leaving:
             return
         self.settle(*leaving)
-        step, size, due = self.step, self.block_size, self._due
+        step, size, due, stops = self.step, self.block_size, self._due, self._stops
         for sequence in leaving:
-            if sequence.row is not None:
-                self._holes.append(sequence.row)
-                del due[(step - sequence.num_computed) % size][sequence]
+            if sequence.row is None:
+                continue
+            self._holes.append(sequence.row)
             sequence.row = None
+            del due[(step - sequence.num_computed) % size][sequence]
+            token_ids = sequence.request.stop.stop_token_ids
+            num_rows = stops[token_ids] = stops[token_ids] - 1
+            if not num_rows:
+                del stops[token_ids]
+                self._count_stops(token_ids, -1)
         self._members = None
         self.version += 1
 
@@ -198,9 +204,7 @@ class GenerationBatch:
         self.step += 1
         self.grown.clear()
         over = positions >= self._last[:count]
-        hits = self._stops[:, :count] == tokens
-        if np.count_nonzero(hits):
-            over |= hits.any(axis=0)
+        over |= self._num_stops.take(tokens, mode="clip") > 0
         return self._finished(over.nonzero()[0].tolist())
 
     def without(self, failed: Collection[Sequence], tokens: Ids) -> Ids:
@@ -224,13 +228,8 @@ class GenerationBatch:
                 finished[sequence] = finish
         return finished
 
-    def _stop_columns(self, sequences: Iterable[Sequence]) -> dict[frozenset[int], Ids]:
-        """What stands in `_stops` for each set of stop tokens; makes room for the largest."""
-        found = {sequence.request.stop.stop_token_ids for sequence in sequences}
-        missing = max(map(len, found), default=0) - len(self._stops)
+    def _count_stops(self, token_ids: frozenset[int], change: int) -> None:
+        missing = max(token_ids, default=0) + 2 - len(self._num_stops)
         if missing > 0:
-            more = np.full((missing, self._stops.shape[1]), NO_TOKEN, np.int64)
-            self._columns = np.concatenate((self._columns, more))
-            self._name_columns()
-        height = len(self._stops)
-        return {ids: np.array([*ids, *[NO_TOKEN] * (height - len(ids))], np.int64) for ids in found}
+            self._num_stops = np.concatenate((self._num_stops, np.zeros(missing, np.int32)))
+        self._num_stops[[*token_ids]] += change

@@ -142,6 +142,29 @@ def test_who_is_not_ready_may_not_join() -> None:
         batch.join(make_sequence("1", range(9), 9))
 
 
+def test_a_token_ends_only_those_whose_stop_token_it_is() -> None:
+    batch = GenerationBatch(3, BLOCK)
+    stops = [frozenset({7}), frozenset({7, 9}), frozenset[int]()]
+    sequences = [ready(str(n), 5, 20, stop) for n, stop in enumerate(stops)]
+    batch.join(*sequences)
+    assert not batch.advance(np.array([9, 8, 7]))
+    assert [*batch.advance(np.array([10_000, 9, 9]))] == sequences[1:2]
+    batch.leave(sequences[1])
+    assert [*batch.advance(np.array([7, 7]))] == sequences[:1]
+
+
+def test_many_stop_tokens_of_many_sequences_are_forgotten_with_them() -> None:
+    batch = GenerationBatch(4, BLOCK)
+    for name in range(30):
+        kept = ready(str(name), 5, 20, frozenset(range(name, name + 128)))
+        gone = ready(str(name + 100), 5, 20, frozenset(range(name + 1, name + 129)))
+        batch.join(kept, gone)
+        batch.leave(gone)
+        assert not batch.advance(np.array([name + 128]))
+        assert [*batch.advance(np.array([name + 127]))] == [kept]
+        batch.leave(kept)
+
+
 def test_nothing_is_kept_of_those_that_left() -> None:
     batch = GenerationBatch(2, BLOCK)
     for name in map(str, range(50)):

@@ -45,7 +45,7 @@ class BlockPool:
         self.generation = 1
         self.now = 0.0
         self._owners = [0] * num_blocks  # sequences that hold it
-        self._known = bytearray(num_blocks)  # 1: its content is known
+        self._known = [False] * num_blocks  # its content is known
         # Of the few blocks that have any; the others are not in here.
         self._leases: dict[int, int] = {}
         self._landing: set[int] = set()
@@ -98,7 +98,7 @@ class BlockPool:
         return not self._owners[block_id] and block_id not in self._leases
 
     def has_content(self, block_id: int) -> bool:
-        return bool(self._known[block_id])
+        return self._known[block_id]
 
     def priority(self, block_id: int) -> int:
         return self._retention.get(block_id, DEFAULT_RETENTION)[0]
@@ -169,7 +169,7 @@ class BlockPool:
         victims = self._cached.take(count)
         known, retention = self._known, self._retention
         for block_id in victims:
-            known[block_id] = 0
+            known[block_id] = False
         if retention:
             for block_id in victims:
                 retention.pop(block_id, None)
@@ -180,12 +180,12 @@ class BlockPool:
         """The content of a block is known from now on and will not change while it is."""
         if block_id in self._landing or not self._owners[block_id] or self._known[block_id]:
             raise self._refusal(block_id, "its content cannot become known")
-        self._known[block_id] = 1
+        self._known[block_id] = True
 
     def drop_content(self, block_id: int) -> None:
         if not self._known[block_id]:
             raise self._refusal(block_id, "it has no known content")
-        self._known[block_id] = 0
+        self._known[block_id] = False
         if self.is_idle(block_id):
             self._cached.remove(block_id)
             self._num_held += 1
