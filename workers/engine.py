@@ -311,7 +311,9 @@ class Engine:
 
     def _layer_news(self, plan: StepPlan) -> LayerNews | None:
         """What the runner tells while it computes the end of contexts that are handed off."""
-        ending = [item for item in plan.context if item.samples and item.sequence.hands_off]
+        ending = [
+            item for item in plan.context if item.sequence.decode_peer is not None and item.samples
+        ]
 
         def tell(num_layers: int) -> None:
             parts = [self._handoffs.part(item, num_layers) for item in ending]
