@@ -34,7 +34,7 @@ from segue.workers.step_outcome import StepOutcome
 BLOCK_SIZE = 16
 RUNNING = (16, 64, 256, 1024)
 CHURN_LIFETIME = 20  # steps: a twentieth is replaced in each
-CHURN_PROMPT = 12  # with the answer two blocks
+CHURN_PROMPT = 24  # with the answer three blocks
 ADMITTED_PROMPT = 8192
 TOKEN = 5
 
