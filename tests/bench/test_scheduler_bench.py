@@ -6,7 +6,7 @@ from segue.bench import scheduler_bench
 
 
 def test_the_figures_have_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = scheduler_bench.measure((16, 32), rounds=10)
+    figures = scheduler_bench.measure((16, 32), rounds=10, repeats=2)
     assert list(figures) == ["steady_us", "churn_us", "admission_us"]
     for name in ("steady_us", "churn_us"):
         by_running = figures[name]
