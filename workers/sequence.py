@@ -49,6 +49,7 @@ class Sequence:
     num_published: int = 0  # leading blocks whose content is findable or known elsewhere
     max_blocks: int = 0  # promised in all, those held included; 0 while it is not admitted
     promised_blocks: int = 0  # of them still to be allocated under the admission guarantee
+    root_key: bytes | None = None  # where its keys begin; whoever asks first finds out
     last_node: Node | None = None  # of block num_published - 1, in the tree or no longer
     num_drafts: int = 0  # speculative tokens that each of its steps carries beside the real one
     beam_width: int = 1  # answers that it carries on side by side

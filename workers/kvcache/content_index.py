@@ -58,7 +58,7 @@ class ContentIndex:
                 if node is None:
                     raise ValueError(f"block {block_id} was cached without content")
                 nodes[block_id] = node.block_id = None
-                if is_told or not node.is_leaf:
+                if is_told or node.below is not None:
                     others.append(node)
                 else:
                     detach_leaf(node)

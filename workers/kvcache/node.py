@@ -16,17 +16,7 @@ class Node:
     Most keys are never asked for, so a key is computed when it is, and then kept.
     """
 
-    __slots__ = (
-        "_key",
-        "_many",
-        "_only",
-        "block_id",
-        "is_full",
-        "is_leaf",
-        "parent",
-        "piece",
-        "slot",
-    )
+    __slots__ = ("_key", "below", "block_id", "is_full", "parent", "piece", "slot")
 
     def __init__(
         self, parent: "Node | None", piece: bytes, is_full: bool, key: bytes | None = None
@@ -34,12 +24,11 @@ class Node:
         self.parent = parent
         self.piece = piece  # its tokens as words
         self.is_full = is_full  # a block's worth of tokens; others have no key and no children
-        self.is_leaf = True  # no children
         self.block_id: int | None = None
         self.slot: int | None = None
         self._key = key
-        self._only: Node | None = None
-        self._many: dict[bytes, Node | _Alike] | None = None  # if there are several, by first token
+        # Its children: none, the only one, or several by first token.
+        self.below: Node | dict[bytes, Node | _Alike] | None = None
 
     @property
     def key(self) -> bytes | None:
@@ -66,43 +55,48 @@ class Node:
 
     # -- children ----------------------------------------------------------------------------
 
+    @property
+    def is_leaf(self) -> bool:
+        return self.below is None
+
     def children(self) -> Iterator["Node"]:
-        if self._only is not None:
-            yield self._only
-        for there in (self._many or {}).values():
+        below = self.below
+        if isinstance(below, Node):
+            yield below
+            return
+        for there in (below or {}).values():
             if isinstance(there, Node):
                 yield there
             else:
                 yield from there.by_piece.values()
 
+    def _beginning(self, first: bytes) -> "Node | _Alike | None":
+        """The child, or children, whose first token is this one."""
+        below = self.below
+        if below is None:
+            return None
+        if isinstance(below, Node):
+            return below if below.piece[:WORD_BYTES] == first else None
+        return below.get(first)
+
     def leads_to(self, piece: bytes) -> bool:
         """Some child begins with the same token."""
-        many = self._many
-        if many is not None:
-            return piece[:WORD_BYTES] in many
-        only = self._only
-        return only is not None and only.piece[:WORD_BYTES] == piece[:WORD_BYTES]
+        below = self.below
+        if isinstance(below, dict):
+            return piece[:WORD_BYTES] in below
+        return below is not None and below.piece[:WORD_BYTES] == piece[:WORD_BYTES]
 
     def child(self, piece: bytes) -> "Node | None":
-        there: Node | _Alike | None = self._only
+        there = self._beginning(piece[:WORD_BYTES])
         if there is None:
-            many = self._many
-            if many is None:
-                return None
-            there = many.get(piece[:WORD_BYTES])
-            if there is None:
-                return None
+            return None
         if isinstance(there, Node):
             return there if there.piece == piece else None
         return there.by_piece.get(piece)
 
     def nearest(self, piece: bytes, most: int) -> Iterable["Node"]:
         """Up to `most` children that share leading tokens with `piece`, those with more first."""
-        only = self._only
-        if only is not None:
-            return (only,) if only.piece[:WORD_BYTES] == piece[:WORD_BYTES] else ()
-        many = self._many
-        there = None if many is None else many.get(piece[:WORD_BYTES])
+        there = self._beginning(piece[:WORD_BYTES])
         if there is None:
             return ()
         return (there,) if isinstance(there, Node) else there.nearest(piece, most)
@@ -110,28 +104,25 @@ class Node:
     def put(self, piece: bytes, is_full: bool) -> "Node":
         """The child with these tokens, made if there is none. Raises ValueError if it may have
         none."""
-        many = self._many
-        if many is None:
-            only = self._only
-            if only is None:
-                if not self.is_full:
-                    raise ValueError("a partial node has no children")
-                node = self._only = Node(self, piece, is_full)
-                self.is_leaf = False
-                return node
-            if only.piece == piece:
-                return only
-            many = self._many = {only.piece[:WORD_BYTES]: only}
-            self._only = None
+        below = self.below
+        if below is None:
+            if not self.is_full:
+                raise ValueError("a partial node has no children")
+            node = self.below = Node(self, piece, is_full)
+            return node
+        if isinstance(below, Node):
+            if below.piece == piece:
+                return below
+            below = self.below = {below.piece[:WORD_BYTES]: below}
         first = piece[:WORD_BYTES]
-        there = many.get(first)
+        there = below.get(first)
         if there is None:
-            node = many[first] = Node(self, piece, is_full)
+            node = below[first] = Node(self, piece, is_full)
             return node
         if isinstance(there, Node):
             if there.piece == piece:
                 return there
-            alike = many[first] = _Alike()
+            alike = below[first] = _Alike()
             alike.add(there)
             there = alike
         found = there.by_piece.get(piece)
@@ -142,20 +133,21 @@ class Node:
 
     def disown(self, child: "Node") -> None:
         """Raises ValueError if it is not a child."""
-        if self._only is child:
-            self._only = None
-            self.is_leaf = True
+        below = self.below
+        if below is child:
+            self.below = None
             return
-        many = self._many
         first = child.piece[:WORD_BYTES]
-        there = None if many is None else many.get(first)
-        if many is None or there is None or (isinstance(there, Node) and there is not child):
+        many = below if isinstance(below, dict) else {}
+        there = many.get(first)
+        if isinstance(there, _Alike):
+            if not there.remove(child):
+                return
+        elif there is not child:
             raise ValueError("the node is not a child of this one")
-        if isinstance(there, Node) or there.remove(child):
-            del many[first]
-            if not many:
-                self._many = None
-                self.is_leaf = True
+        del many[first]
+        if not many:
+            self.below = None
 
 
 class _Alike:

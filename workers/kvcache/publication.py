@@ -20,18 +20,22 @@ class Publication:
         self._block_size = block_size
         self._piece_bytes = block_size * WORD_BYTES
         self._scope = scope
-        self._roots: dict[str | tuple[str, str], bytes] = {}
+        self._roots: dict[tuple[str, str | None], bytes] = {}
 
     def root_key(self, sequence: Sequence) -> bytes:
         """The key from which the chains of all sequences with its salt and adapter begin."""
-        salt, adapter = sequence.request.cache_salt, sequence.adapter
-        kind = salt if adapter is None else (salt, adapter)
-        key = self._roots.get(kind)
+        key = sequence.root_key
+        if key is None:
+            key = sequence.root_key = self._root_key(sequence.request.cache_salt, sequence.adapter)
+        return key
+
+    def _root_key(self, salt: str, adapter: str | None) -> bytes:
+        key = self._roots.get((salt, adapter))
         if key is None:
             if len(self._roots) >= MAX_ROOTS:  # bounded: salts come from clients
                 self._roots.clear()
             scope = replace(self._scope, salt=salt or None, adapter=adapter)
-            key = self._roots[kind] = root_key(scope)
+            key = self._roots[salt, adapter] = root_key(scope)
         return key
 
     def publish_whole(self, sequence: Sequence) -> None:

@@ -71,7 +71,7 @@ class RadixTree:
             raise ValueError("the node is not in the tree")
         parent.disown(node)
         node.parent = None
-        if parent.is_leaf and parent.parent is None and parent.key is not None:
+        if parent.below is None and parent.parent is None and parent.key is not None:
             del self._roots[parent.key]
 
     def nodes(self) -> Iterator[Node]:
