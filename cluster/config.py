@@ -227,8 +227,8 @@ class TransferConfig(Section):
         default="nixl", description="loopback works within one process only (tests)"
     )
     checksum: bool = Field(default=True, description="verify each block after it was read")
-    layer_groups: Annotated[int, Field(ge=1, le=16)] = Field(
-        default=1, description="groups of layers in which the last chunk of a prompt is sent"
+    layer_groups: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        default=None, description="groups of layers in which a last chunk is sent; default: 2"
     )
     lease_s: Annotated[float, Field(gt=0)] = 30.0
     credit_wait_s: Annotated[float, Field(gt=0)] = Field(

@@ -43,7 +43,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         num_spare_bytes: int = 0,
         dummy_seed: int = 0,
-        layer_groups: int = 1,
+        layer_groups: int | None = 1,
     ) -> None:
         """`num_spare_bytes`: allocated behind the blocks, and not used here.
 

@@ -36,7 +36,7 @@ class ModelInPair(PagedRunner):
     block_size = 16
 
     def __init__(
-        self, folder: Path, kv_cache_dtype: str, num_blocks: int, layer_groups: int
+        self, folder: Path, kv_cache_dtype: str, num_blocks: int, layer_groups: int | None
     ) -> None:
         self.model = ModelRunner(
             folder,
@@ -78,7 +78,7 @@ class ModelInPair(PagedRunner):
         self.model.copy_blocks(operations)
 
 
-def models_in_pair(folder: Path, kv_cache_dtype: str) -> Callable[[int, int], PagedRunner]:
+def models_in_pair(folder: Path, kv_cache_dtype: str) -> Callable[[int, int | None], PagedRunner]:
     """For NodeKind; all of them have the same weights."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return lambda num_blocks, layer_groups: ModelInPair(

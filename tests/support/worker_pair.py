@@ -61,7 +61,7 @@ class PagedRunner(FakeRunner):
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, num_blocks: int, num_layers: int = 1, layer_groups: int = 1) -> None:
+    def __init__(self, num_blocks: int, num_layers: int = 1, layer_groups: int | None = 1) -> None:
         super().__init__(num_blocks, BLOCK_SIZE)
         self.layout = KVLayout(num_blocks, num_layers, 1, BLOCK_SIZE, 1, "int32", 4)
         self.group_ends = group_ends(num_layers, layer_groups)
@@ -246,7 +246,7 @@ class NodeKind:
     calls: Callable[[WorkerService], WorkerApi] = lambda service: service
     chunk: int = 8
     # Of a number of blocks, and of groups in which layers are told.
-    runner: Callable[[int, int], PagedRunner] = lambda num_blocks, layer_groups: PagedRunner(
+    runner: Callable[[int, int | None], PagedRunner] = lambda num_blocks, layer_groups: PagedRunner(
         num_blocks, layer_groups=layer_groups
     )
 

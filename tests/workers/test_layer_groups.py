@@ -60,7 +60,7 @@ async def opened(
     *,
     layer_groups: int = 3,
     checksum: bool = True,
-    runner: Callable[[int, int], PagedRunner] | None = None,
+    runner: Callable[[int, int | None], PagedRunner] | None = None,
     max_attempts: int = 1,
     read_timeout_s: float = 5.0,
 ) -> AsyncIterator[Pair]:

@@ -16,6 +16,7 @@ import torch
 from segue.cluster.errors import ConfigurationError
 
 Tell = Callable[[int], None]
+DEFAULT_GROUPS = 2
 
 
 class LayerClock(Protocol):
@@ -40,9 +41,12 @@ class DeviceEvent(Protocol):
         ...
 
 
-def group_ends(num_layers: int, num_groups: int) -> tuple[int, ...]:
+def group_ends(num_layers: int, num_groups: int | None) -> tuple[int, ...]:
     """Behind how many layers each group ends; groups are as equal as can be. One is none: a step
-    is then told when it is done. The last of several is told before the logits are computed."""
+    is then told when it is done. The last of several is told before the logits are computed.
+    None: two, of what has two layers."""
+    if num_groups is None:
+        num_groups = min(DEFAULT_GROUPS, num_layers)
     if not 1 <= num_groups <= num_layers:
         raise ConfigurationError(
             f"transfer.layer_groups ({num_groups}) must be from 1 to the {num_layers} layers of "

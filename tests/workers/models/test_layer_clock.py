@@ -37,6 +37,10 @@ def test_groups_are_as_equal_as_can_be(num_layers: int, data: st.DataObject) -> 
     assert not sizes or 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
 
 
+def test_two_groups_are_the_default_where_there_are_two_layers() -> None:
+    assert [group_ends(num_layers, None) for num_layers in (1, 2, 30)] == [(), (1, 2), (15, 30)]
+
+
 @pytest.mark.parametrize("num_groups", [0, 4])
 def test_more_groups_than_layers_are_refused_by_name(num_groups: int) -> None:
     with pytest.raises(ConfigurationError, match=r"transfer.layer_groups \(\d\).* 3 layers"):
