@@ -193,7 +193,7 @@ class FailsOnce(PagedRunner):
     """Breaks behind its news of layers, once, in a step of several sequences; what it had computed
     by then, and what was read of it, is not what it computes when it is asked again."""
 
-    def __init__(self, num_blocks: int, layer_groups: int) -> None:
+    def __init__(self, num_blocks: int, layer_groups: int | None) -> None:
         super().__init__(num_blocks, NUM_LAYERS, layer_groups)
         self.has_failed = False
 
