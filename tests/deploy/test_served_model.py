@@ -1,27 +1,17 @@
 """The limits of a deployment, settled before anything is started."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_model import write_tiny_llama
 
 from segue.cluster.config import SegueConfig, parse_config
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.served_model import find_model, longest_sequence
 from segue.workers.models.spec import ModelSpec, load_spec
 
-TWO_LAYERS = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-}
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4  # of the bundled model in float32
 
 
@@ -79,7 +69,7 @@ def test_a_cache_of_one_token_can_serve_nothing(spec: ModelSpec) -> None:
 
 
 def test_more_groups_of_layers_than_layers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TWO_LAYERS))
+    write_tiny_llama(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     model = {"path": str(tmp_path), "load_format": "dummy"}
     for groups, refused in ((1, False), (2, False), (3, True)):

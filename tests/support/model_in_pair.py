@@ -1,12 +1,12 @@
 """A small real model, with weights drawn by a seed, as the runner of a node of a worker pair."""
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from tiny_model import write_tiny_llama
 from worker_pair import GATE_SECONDS, PROBE_BYTES, PagedRunner
 
 from segue.cluster.config import EngineConfig, ModelConfig
@@ -19,17 +19,6 @@ from segue.workers.model_runner import ModelRunner
 from segue.workers.step_execution import LayerNews
 
 NUM_LAYERS = 6
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": NUM_LAYERS,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 96,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
 
 
 class ModelInPair(PagedRunner):
@@ -80,7 +69,9 @@ class ModelInPair(PagedRunner):
 
 def models_in_pair(folder: Path, kv_cache_dtype: str) -> Callable[[int, int | None], PagedRunner]:
     """For NodeKind; all of them have the same weights."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_tiny_llama(
+        folder, num_hidden_layers=NUM_LAYERS, vocab_size=96, max_position_embeddings=256
+    )
     return lambda num_blocks, layer_groups: ModelInPair(
         folder, kv_cache_dtype, num_blocks, layer_groups
     )

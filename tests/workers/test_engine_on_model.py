@@ -1,27 +1,16 @@
 """The engine around a real, small model: company, chunks and pauses change no token."""
 
-import json
 from pathlib import Path
 
 import pytest
 from engine_parts import make_scheduler, make_sequence
+from tiny_model import write_tiny_llama
 
 from segue.workers.engine import Engine
 from segue.workers.model_runner import ModelRunner
 from segue.workers.step_execution import StepExecution
 from segue.workers.step_outcome import StepOutcome
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
 PROMPTS = {
     f"r{n}": [(n * 11 + at * at) % 64 for at in range(length)]
     for n, length in enumerate((3, 9, 17, 4, 8, 30))
@@ -32,8 +21,7 @@ ANSWER = 21
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    return path
+    return write_tiny_llama(path)
 
 
 def answers(

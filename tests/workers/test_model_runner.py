@@ -1,6 +1,5 @@
 """The runner: what it returns, what it refuses, and what it must not touch."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_model import write_tiny_llama
 
 from segue.cluster.errors import ConfigurationError
 from segue.workers.batch import PackedBatch, SequenceSlice
@@ -15,24 +15,13 @@ from segue.workers.kv_identity import kv_block_bytes
 from segue.workers.kvcache.block_operations import CopyBlock, OffloadBlock, OnboardBlock
 from segue.workers.model_runner import ModelRunner
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
 NUM_BLOCKS, BLOCK_SIZE = 32, 4
 
 
 def runner_of(
     folder: Path, dtype: str = "float32", seed: int = 0, num_host_blocks: int = 0
 ) -> ModelRunner:
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_tiny_llama(folder)
     runner = ModelRunner(
         folder,
         load_format="dummy",

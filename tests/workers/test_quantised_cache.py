@@ -1,10 +1,10 @@
 """The runner with a quantised cache: where its bytes lie, and that a copy of them is enough."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_model import write_tiny_llama
 
 from segue.cluster.config import EngineConfig, ModelConfig
 from segue.cluster.errors import ConfigurationError
@@ -14,23 +14,12 @@ from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.kv_identity import kv_layout
 from segue.workers.model_runner import ModelRunner
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
 NUM_BLOCKS, BLOCK_SIZE = 12, 4
 STORED = pytest.mark.parametrize("stored", ["fp8_e4m3", "int8"])
 
 
 def runner_of(folder: Path, stored: str, dtype: str = "float32", **changes: int) -> ModelRunner:
-    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    write_tiny_llama(folder, **changes)
     runner = ModelRunner(
         folder,
         load_format="dummy",

@@ -1,6 +1,5 @@
 """When layers are told: on a host as they are passed, on a GPU when their event has come."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,23 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_model import write_tiny_llama
 
 from segue.cluster.errors import ConfigurationError
 from segue.workers.batch import PackedBatch, SequenceSlice
 from segue.workers.model_runner import ModelRunner
 from segue.workers.models.layer_clock import EventLayerClock, HostLayerClock, group_ends
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 5,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
 
 
 @given(num_layers=st.integers(1, 200), data=st.data())
@@ -125,7 +113,7 @@ def test_of_several_events_that_have_come_the_last_is_told() -> None:
 
 
 def runner_of(folder: Path, layer_groups: int, kv_cache_dtype: str = "auto") -> ModelRunner:
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_tiny_llama(folder, num_hidden_layers=5)
     runner = ModelRunner(
         folder,
         load_format="dummy",
