@@ -1,58 +1,18 @@
 """The registry against a model of it: lives, silence, and who may come back."""
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from registry_parts import CONTROL, life, registered, registration, status
 
-from segue.cluster.config import ControlConfig, Role
 from segue.cluster.errors import StaleReference
-from segue.cluster.fleet import DeathCause, Registration, Sources, WorkerState, WorkerView
-from segue.cluster.identity import Peer, WorkerIdentity
-from segue.cluster.registry import MAX_NEIGHBOURS, Registry
-from segue.cluster.worker_status import UsualAnswer, WorkerCondition, WorkerStatus
-
-CONTROL = ControlConfig(
-    heartbeat_s=0.5,
-    suspect_after_s=2.0,
-    dead_after_s=10.0,
-    stalled_after_s=5.0,
-    wedged_after_s=30.0,
-)
-SAME = {"block_size": "16", "dtype": "float32"}
-
-
-def life(number: int, worker_id: str = "decode-0") -> WorkerIdentity:
-    return WorkerIdentity(worker_id, f"life-{number}")
-
-
-def registration(identity: WorkerIdentity, **changed: str) -> Registration:
-    # One address for all: the registry must never tell workers apart by it.
-    return Registration(Peer(identity, "10.0.0.1:7"), "decode", "decode", SAME | changed, 42)
-
-
-def status(
-    identity: WorkerIdentity, condition: str = "ready", stuck_seconds: float = 0.0
-) -> WorkerStatus:
-    cause = "" if condition == "ready" else "the engine thread sleeps"
-    return WorkerStatus(
-        identity,
-        "decode",
-        WorkerCondition(condition),
-        cause=cause,
-        stuck_seconds=stuck_seconds,
-    )
-
-
-def registered(*identities: WorkerIdentity) -> Registry:
-    registry = Registry(CONTROL, "controller")
-    for identity in identities:
-        assert registry.register(registration(identity), 0.0).accepted
-    return registry
+from segue.cluster.fleet import DeathCause, WorkerState, WorkerView
+from segue.cluster.identity import WorkerIdentity
+from segue.cluster.registry import Registry
+from segue.cluster.worker_status import UsualAnswer
 
 
 def state_of(registry: Registry, identity: WorkerIdentity) -> WorkerState:
@@ -215,45 +175,6 @@ def test_silence_of_our_own_making_is_excused_and_only_that() -> None:
     assert state_of(registry, me) is WorkerState.SUSPECT
     registry.tick(100.0 + CONTROL.dead_after_s)
     assert state_of(registry, me) is WorkerState.DEAD
-
-
-def fleet(**roles: Role) -> Registry:
-    registry = Registry(CONTROL, "controller")
-    for name, role in roles.items():
-        identity = life(1, name)
-        peer = Peer(identity, f"{name}:7")
-        assert registry.register(Registration(peer, role, role, SAME, 42), 0.0).accepted
-        registry.beat(identity, status(identity), 0.0)
-    return registry
-
-
-def names(peers: Iterable[Peer]) -> list[str]:
-    return [peer.identity.worker_id for peer in peers]
-
-
-def test_workers_meet_whom_they_may_have_to_read_from() -> None:
-    registry = fleet(p0="prefill", p1="prefill", d0="decode", d1="decode", d2="decode", b="both")
-    assert registry.sources_for(life(1, "p0")) == Sources(), "it only reads prompts"
-    assert registry.sources_for(life(2, "d1")) == Sources(), "another life"
-    found = registry.sources_for(life(1, "d1"))
-    assert names(found.of_prompts) == ["p0", "p1"]
-    assert names(found.of_answers) == ["d2", "b", "d0"], "the circle goes on behind itself"
-    assert names(registry.sources_for(life(1, "b")).of_answers) == ["d0", "d1", "d2"]
-    assert not registry.sources_for(life(1, "b")).of_prompts
-    registry.drain(life(1, "d2"), "a test", 0.0)
-    registry.bury(life(1, "d0"), "gone", 0.0, DeathCause.EXITED)
-    assert names(registry.sources_for(life(1, "d1")).of_answers) == ["b"]
-
-
-def test_in_a_big_pool_each_meets_a_few_and_is_met_by_as_few() -> None:
-    roles: dict[str, Role] = {f"d{number:03}": "decode" for number in range(3 * MAX_NEIGHBOURS)}
-    registry = fleet(**roles)
-    met = Counter[str]()
-    for number in range(3 * MAX_NEIGHBOURS):
-        neighbours = names(registry.sources_for(life(1, f"d{number:03}")).of_answers)
-        assert len(set(neighbours)) == MAX_NEIGHBOURS and f"d{number:03}" not in neighbours
-        met.update(neighbours)
-    assert set(met.values()) == {MAX_NEIGHBOURS}
 
 
 def test_what_answers_taught_outlives_the_workers_and_is_told_to_the_next() -> None:

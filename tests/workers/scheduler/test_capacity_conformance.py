@@ -3,91 +3,16 @@
 Blocks of 10 tokens, unless said otherwise. Requests are written "prompt + answer".
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import pytest
-from engine_parts import PEER, make_scheduler, make_sequence
+from capacity_run import GNE, MAX, STATIC, WHOLE, Run, request, run, scheduler_of
+from engine_parts import PEER, make_sequence
 
 from segue.workers.scheduler.capacity import CapacityView
 from segue.workers.scheduler.microbatch import StepBudget
 from segue.workers.scheduler.plan import Reason
-from segue.workers.scheduler.rehearsal import Iteration, Rehearsal
+from segue.workers.scheduler.rehearsal import Rehearsal
 from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.sequence import Phase, Sequence
-
-GNE, MAX, STATIC = "guaranteed_no_evict", "max_utilization", "static_batch"
-WHOLE = 1000
-
-
-def scheduler_of(
-    policy: str,
-    num_blocks: int,
-    slots: int = 8,
-    chunk: int = WHOLE,
-    reuse: bool = True,
-    adapters: int | None = None,
-) -> Scheduler:
-    return make_scheduler(
-        num_blocks,
-        10,
-        max_num_seqs=slots,
-        max_tokens=4 * WHOLE,
-        chunk=chunk,
-        reuse=reuse,
-        policy=policy,
-        max_adapters=adapters,
-    )
-
-
-def request(number: int, prompt: int, answer: int, **other: object) -> Sequence:
-    """No two share a prefix."""
-    return make_sequence(str(number), [number + 1] * prompt, answer, **other)  # type: ignore[arg-type]
-
-
-@dataclass
-class Run:
-    rehearsal: Rehearsal
-    arrivals: dict[int, list[Sequence]]
-    before_step: Callable[[int], None] = lambda _: None
-    iterations: list[Iteration] = field(default_factory=list)
-
-    def to_the_end(self) -> "Run":
-        at = 0
-        while not self.rehearsal.is_over or self.arrivals:
-            for sequence in self.arrivals.pop(at, ()):
-                self.rehearsal.scheduler.add(sequence)
-            self.before_step(at)
-            self.iterations.append(self.rehearsal.step())
-            assert self.iterations[-1].ran, f"iteration {at}: somebody waits and nobody runs"
-            scheduler = self.rehearsal.scheduler
-            scheduler.cache.check_integrity(scheduler.sequences())
-            at += 1
-            assert at < 500
-        return self
-
-    def changes(self) -> dict[int, str]:
-        """Who runs, at each iteration where that changes."""
-        found: dict[int, str] = {}
-        before = ""
-        for at, iteration in enumerate(self.iterations):
-            now = "".join(sorted(iteration.ran))
-            if now != before:
-                found[at] = before = now
-        return found
-
-    def start(self, name: str) -> int:
-        return next(at for at, it in enumerate(self.iterations) if name in it.ran)
-
-
-def run(
-    scheduler: Scheduler,
-    *sequences: Sequence,
-    later: dict[int, list[Sequence]] | None = None,
-    share_chunks: bool = True,
-) -> Run:
-    arrivals = {0: list(sequences), **(later or {})}
-    return Run(Rehearsal(scheduler, share_chunks=share_chunks), arrivals).to_the_end()
 
 
 @pytest.mark.parametrize("policy", [GNE, MAX, STATIC])
@@ -357,66 +282,6 @@ def test_static_batch_is_filled_then_closed() -> None:
     )
     assert (len(done.iterations), done.changes()) == (160, {0: "01", 40: "0", 80: "2"})
     assert done.iterations[50].held == {"2": Reason.BATCH_CLOSED}
-
-
-def of_adapters() -> list[Sequence]:
-    return [request(n, 10, 50, adapter=name) for n, name in enumerate(("1234", "5678", "1234"))]
-
-
-@pytest.mark.parametrize("policy", [GNE, MAX, STATIC])
-def test_adapters_fit(policy: str) -> None:
-    done = run(scheduler_of(policy, 21, slots=4, adapters=2), *of_adapters())
-    assert (len(done.iterations), done.changes()) == (50, {0: "012"})
-
-
-@pytest.mark.parametrize("policy", [GNE, STATIC])
-def test_without_an_adapter_slot_one_is_passed(policy: str) -> None:
-    done = run(scheduler_of(policy, 21, slots=4, adapters=1), *of_adapters())
-    assert (len(done.iterations), done.changes()) == (100, {0: "02", 50: "1"})
-    if policy == GNE:
-        assert done.iterations[0].held == {"1": Reason.NO_ADAPTER_SLOT}
-        assert ("1", "no_adapter_slot (1 of 2)") in done.iterations[0].news
-
-
-def test_max_utilization_lets_nobody_pass_for_an_adapter() -> None:
-    done = run(scheduler_of(MAX, 21, slots=4, adapters=1), *of_adapters())
-    assert (len(done.iterations), done.changes()) == (150, {0: "0", 50: "1", 100: "2"})
-    assert done.iterations[0].held == {"1": Reason.NO_ADAPTER_SLOT, "2": Reason.BEHIND_HEAD}
-
-
-def test_whoever_has_none_needs_no_adapter_slot() -> None:
-    first, second, third = of_adapters()
-    second.adapter, third.adapter = None, "5678"
-    done = run(scheduler_of(GNE, 21, slots=4, adapters=1), first, second, third)
-    assert done.changes() == {0: "01", 50: "2"}
-
-
-def test_a_higher_priority_takes_the_adapter_slot_under_max_utilization() -> None:
-    urgent = request(1, 10, 50, adapter="5678", priority=-1)
-    first = request(0, 10, 50, adapter="1234")
-    done = run(scheduler_of(MAX, 21, adapters=1), first, later={5: [urgent]})
-    assert done.changes() == {0: "0", 5: "1", 55: "0"}
-    assert done.iterations[5].paused == ("0",)
-
-
-def test_an_adapter_is_not_kept_waiting_by_all_that_come_later() -> None:
-    """It is passed by the next `max_num_seqs` arrivals only, however many use what is loaded."""
-    scheduler = scheduler_of(GNE, 100, slots=4, adapters=1)
-    other = request(99, 10, 5, adapter="5678")
-    crowd = {at: [request(at, 10, 5, adapter="1234")] for at in range(2, 60)}
-    done = run(scheduler, request(0, 10, 5, adapter="1234"), later={1: [other], **crowd})
-    passed = [n for n in range(2, 60) if done.start(str(n)) < done.start("99")]
-    assert passed == [2, 3, 4, 5]
-
-
-def test_equal_prompts_with_different_adapters_share_nothing() -> None:
-    scheduler = scheduler_of(GNE, 40)
-    twins = [make_sequence(str(n), range(21), 2, adapter=a) for n, a in enumerate((None, "a", "b"))]
-    assert run(scheduler, *twins).changes() == {0: "012"}
-    again = make_sequence("3", range(21), 2, adapter="a")
-    run(scheduler, again)
-    assert scheduler.cache.statistics.reused_full == 2  # both of its own kind
-    assert again.num_reused == 20
 
 
 @pytest.mark.parametrize("policy", [GNE, MAX])
