@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from segue.cluster.config import Role
+from segue.cluster.config.pool import Role
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 

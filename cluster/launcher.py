@@ -6,16 +6,13 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from segue.cluster.config import (
-    ControlConfig,
-    EngineConfig,
-    ModelConfig,
-    ReplicaConfig,
-    Role,
-    Section,
-    SegueConfig,
-    TransferConfig,
-)
+from segue.cluster.config.control import ControlConfig
+from segue.cluster.config.engine import EngineConfig
+from segue.cluster.config.model import ModelConfig
+from segue.cluster.config.pool import ReplicaConfig, Role
+from segue.cluster.config.section import Section
+from segue.cluster.config.transfer import TransferConfig
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import UsualAnswer

@@ -19,7 +19,7 @@ import ray
 import ray.exceptions
 import ray.util
 
-from segue.cluster.config import PoolConfig
+from segue.cluster.config.pool import PoolConfig
 from segue.cluster.controller_host import ControllerHost
 from segue.cluster.errors import ConfigurationError, InternalError, Unavailable
 from segue.cluster.identity import WorkerIdentity

@@ -8,7 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from segue.cluster.config import ControlConfig, Role
+from segue.cluster.config.control import ControlConfig
+from segue.cluster.config.pool import Role
 from segue.cluster.errors import StaleKind, StaleReference
 from segue.cluster.fleet import (
     DeathCause,

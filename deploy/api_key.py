@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from segue.cluster.config import api_key_from_environment
+from segue.cluster.config.environment import api_key_from_environment
 
 ApiKeyOption = Annotated[
     str | None, typer.Option(help="sent as a bearer token; default: what SEGUE_API_KEY holds")

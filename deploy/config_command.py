@@ -7,7 +7,8 @@ import orjson
 import typer
 import yaml
 
-from segue.cluster.config import SegueConfig, load_config
+from segue.cluster.config.file import load_config
+from segue.cluster.config.whole import SegueConfig
 from segue.deploy.user_errors import told_to_the_user
 
 config_app = typer.Typer(help="Show the configuration.", no_args_is_help=True)

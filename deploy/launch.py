@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import segue
-from segue.cluster.config import quiet_grpc
+from segue.cluster.config.environment import quiet_grpc
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.bench_command import bench_app
 from segue.deploy.config_command import config_app

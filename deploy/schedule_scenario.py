@@ -8,7 +8,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from segue.cluster.block_hash import KeyScope
-from segue.cluster.config import Section
+from segue.cluster.config.section import Section
 from segue.cluster.errors import ConfigurationError
 from segue.cluster.handoff import Assignment
 from segue.cluster.identity import Peer, WorkerIdentity

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from segue.cluster.config import SegueConfig, load_config, parse_config, prepare_ray
+from segue.cluster.config.environment import prepare_ray
+from segue.cluster.config.file import load_config, parse_config
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError, Unavailable
 from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator

@@ -5,7 +5,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from segue.cluster.config import EngineConfig, PoolConfig, SegueConfig, cache_folder
+from segue.cluster.config.engine import EngineConfig
+from segue.cluster.config.environment import cache_folder
+from segue.cluster.config.pool import PoolConfig
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError
 from segue.router.generation import ModelCard
 from segue.workers.kv_identity import kv_block_bytes

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from segue.cluster.config import AdmissionConfig
+from segue.cluster.config.gateway import AdmissionConfig
 from segue.cluster.errors import Overloaded
 from segue.router.error_body import segue_error_response
 from segue.router.exchange import exchange_of

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 import segue
-from segue.cluster.config import GatewayConfig
+from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
 from segue.router.admin_routes import ADMIN_PATHS, admin_routes

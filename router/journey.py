@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from segue.cluster.config import RecoveryConfig
+from segue.cluster.config.gateway import RecoveryConfig
 from segue.cluster.errors import (
     AttemptFailed,
     DeadlineExceeded,

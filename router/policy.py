@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from segue.cluster.config import LadderName, Role
+from segue.cluster.config.gateway import LadderName
+from segue.cluster.config.pool import Role
 from segue.cluster.fleet import WorkerView
 from segue.cluster.identity import WorkerIdentity
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from segue.cluster.config import GatewayConfig
+from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
 from segue.router.chat_template import ChatTemplate

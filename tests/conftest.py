@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from segue.cluster.config import ModelConfig, cache_folder
+from segue.cluster.config.environment import cache_folder
+from segue.cluster.config.model import ModelConfig
 from segue.workers.models.folder import resolve_model
 
 # The same examples each time, however slow the machine: a red run is the change's doing.

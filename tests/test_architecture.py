@@ -35,7 +35,7 @@ HOME_OF: dict[str, str] = {
     "cloudpickle": "cluster/ray_launcher.py",
 }
 WITHOUT_TORCH = {"cluster", "router"}
-ENVIRONMENT_READERS = {"cluster/config.py", "cluster/ray_launcher.py"}
+ENVIRONMENT_READERS = {"cluster/config/environment.py", "cluster/ray_launcher.py"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -101,11 +101,11 @@ def environment_violations(source: Source) -> Iterator[str]:
     if source.place in ENVIRONMENT_READERS:
         return
     imported = {f"os.{name}" for name in ENVIRONMENT_NAMES} & set(named_modules(source.tree))
-    yield from (f"{name} is for cluster/config.py" for name in sorted(imported))
+    yield from (f"{name} is for cluster/config/environment.py" for name in sorted(imported))
     for node in ast.walk(source.tree):
         match node:
             case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in ENVIRONMENT_NAMES:
-                yield f"line {node.lineno}: os.{name} is for cluster/config.py"
+                yield f"line {node.lineno}: os.{name} is for cluster/config/environment.py"
             case _:
                 pass
 

@@ -5,7 +5,7 @@ import re
 import yaml
 from readme_tree import ROOT, rewritten
 
-from segue.cluster.config import parse_config
+from segue.cluster.config.file import parse_config
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -1,7 +1,8 @@
 """What a worker's KV is: its layout, what its blocks' keys name, and what peers compare."""
 
 from segue.cluster.block_hash import BLOCK_HASH_VERSION, KeyScope
-from segue.cluster.config import EngineConfig, ModelConfig
+from segue.cluster.config.engine import EngineConfig
+from segue.cluster.config.model import ModelConfig
 from segue.kernels.scales import SCALE_BYTES
 from segue.kvtransfer.layout import KVLayout
 from segue.workers.models.spec import ModelSpec

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.kvtransfer.checksum import block_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.probe_area import ProbeArea

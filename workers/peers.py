@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, FailureKind, SegueError, TransferError
 from segue.cluster.fleet import Sources
 from segue.cluster.handoff import WorkerDescription

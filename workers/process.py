@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from segue.cluster.config import EngineConfig
+from segue.cluster.config.engine import EngineConfig
 from segue.cluster.errors import ConfigurationError, InternalError
 from segue.cluster.fleet import Registration
 from segue.cluster.launcher import WorkerSettings, open_locator

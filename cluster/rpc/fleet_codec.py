@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import TypeVar, get_args
 
-from segue.cluster.config import Role
+from segue.cluster.config.pool import Role
 from segue.cluster.errors import InvalidRequest
 from segue.cluster.fleet import (
     DeathCause,

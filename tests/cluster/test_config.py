@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from segue.cluster.config import (
-    BUNDLED_MODEL,
-    ModelConfig,
-    SegueConfig,
-    cache_folder,
-    load_config,
-    parse_config,
-)
+from segue.cluster.config.environment import cache_folder
+from segue.cluster.config.file import load_config, parse_config
+from segue.cluster.config.model import BUNDLED_MODEL, ModelConfig
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError
 
 BOTH: dict[str, Any] = {"role": "both"}

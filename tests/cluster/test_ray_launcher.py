@@ -10,7 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from segue.cluster.config import PoolConfig, parse_config, prepare_ray
+from segue.cluster.config.environment import prepare_ray
+from segue.cluster.config.file import parse_config
+from segue.cluster.config.pool import PoolConfig
 from segue.cluster.errors import ConfigurationError
 from segue.cluster.fleet import FleetView
 from segue.cluster.identity import WorkerIdentity, new_incarnation

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from registry_parts import CONTROL, SAME, life, status
 
-from segue.cluster.config import Role
+from segue.cluster.config.pool import Role
 from segue.cluster.fleet import DeathCause, Registration, Sources
 from segue.cluster.identity import Peer
 from segue.cluster.registry import MAX_NEIGHBOURS, Registry

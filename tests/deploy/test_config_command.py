@@ -6,7 +6,8 @@ from pathlib import Path
 import yaml
 from typer.testing import CliRunner
 
-from segue.cluster.config import SegueConfig, load_config, parse_config
+from segue.cluster.config.file import load_config, parse_config
+from segue.cluster.config.whole import SegueConfig
 from segue.deploy.config_command import config_app
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import segue.deploy.launch
-from segue.cluster.config import load_config
+from segue.cluster.config.file import load_config
 
 EXAMPLES = sorted((Path(segue.deploy.launch.__file__).parent / "examples").glob("*.yaml"))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from segue.cluster.config import Role
+from segue.cluster.config.pool import Role
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus

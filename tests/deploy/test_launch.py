@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import segue
-from segue.cluster.config import SegueConfig
+from segue.cluster.config.whole import SegueConfig
 from segue.deploy.serve import ServeOptions, effective_config
 from segue.deploy.status_command import SHOWN_PAIRS, duration, render, size
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tiny_model import write_tiny_llama
 
-from segue.cluster.config import SegueConfig, parse_config
+from segue.cluster.config.file import parse_config
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.served_model import find_model, longest_sequence
 from segue.workers.models.spec import ModelSpec, load_spec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from local_fleet import Answer, LocalFleet, local_fleet
 
-from segue.cluster.config import parse_config
+from segue.cluster.config.file import parse_config
 from segue.cluster.request import SamplingParams
 
 BLOCK = 16

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from local_fleet import LocalFleet, local_fleet
 
-from segue.cluster.config import parse_config
+from segue.cluster.config.file import parse_config
 from segue.cluster.request import SamplingParams
 
 ENGINE = {"kv_cache_dtype": "fp8_e4m3", "kv_cache_bytes": 128 * 2**20}

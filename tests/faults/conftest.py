@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest_asyncio
 from local_fleet import LocalFleet, local_fleet
 
-from segue.cluster.config import parse_config
+from segue.cluster.config.file import parse_config
 
 # Without the prefix cache every attempt computes, and moves, the whole prompt.
 ENGINE = {"enable_prefix_caching": False, "chunk_size": 64, "num_kv_blocks": 256}

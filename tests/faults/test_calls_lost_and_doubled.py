@@ -9,7 +9,7 @@ from faulty_calls import FaultyCalls
 from local_fleet import Answer
 from worker_pair import NodeKind, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.worker_api import WorkerApi
 from segue.workers.service import WorkerService
 

@@ -17,7 +17,7 @@ from fault_plan import FaultPlan
 from faulty_transport import FaultyTransport
 from worker_pair import NodeKind, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import StaleKind
 from segue.cluster.fences import Use
 from segue.cluster.handoff import Assignment, LeaseRelease, LeaseVerdict

@@ -13,7 +13,7 @@ from local_fleet import Answer, LocalFleet, local_fleet
 from process_footprint import Slack, measure, shrunk
 from wedging_worker import ENTRY, FOLDER_VARIABLE
 
-from segue.cluster.config import parse_config
+from segue.cluster.config.file import parse_config
 from segue.cluster.fleet import DeathCause, FleetView, WorkerView
 from segue.router.fleet import readiness
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from local_fleet import Answer, LocalFleet, local_fleet
 
-from segue.cluster.config import parse_config
+from segue.cluster.config.file import parse_config
 from segue.cluster.fleet import DeathCause, WorkerState, WorkerView
 from segue.cluster.request import SamplingParams
 from segue.router.operations import Operations

@@ -12,7 +12,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from segue.cluster.config import GatewayConfig, parse_config
+from segue.cluster.config.file import parse_config
+from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.request import FinishReason, GenerationRequest
 from segue.router.gateway import create_app
 from segue.router.generation import ModelCard, Readiness, TokensEvent

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from segue.cluster.config import Role
+from segue.cluster.config.pool import Role
 from segue.cluster.fleet import FleetView, PoolView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.cluster.config import LadderName, RecoveryConfig, Role
+from segue.cluster.config.gateway import LadderName, RecoveryConfig
+from segue.cluster.config.pool import Role
 from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus

@@ -32,7 +32,9 @@ from nursery import open_nursery
 from ray_deployment import ray_fleet
 from shallow_model import write_shallow_model
 
-from segue.cluster.config import ModelConfig, cache_folder, parse_config
+from segue.cluster.config.environment import cache_folder
+from segue.cluster.config.file import parse_config
+from segue.cluster.config.model import ModelConfig
 from segue.workers.models.folder import resolve_model
 
 ENGINE = {"enable_prefix_caching": False, "chunk_size": 64, "num_kv_blocks": 96, "max_num_seqs": 8}

@@ -28,7 +28,7 @@ from fault_plan import PlanFile, last_sighting
 from network import Network
 from nursery import Errand, NurseryClient, NurseryLauncher
 
-from segue.cluster.config import SegueConfig
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import Unavailable
 from segue.cluster.launcher import ControllerSettings, LocatorConfig
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from local_fleet import TOKEN
 from scripted_worker import ScriptedWorker
 
-from segue.cluster.config import RecoveryConfig
+from segue.cluster.config.gateway import RecoveryConfig
 from segue.cluster.fleet import FleetView
 from segue.cluster.launcher import StaticLocator
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule

@@ -9,7 +9,7 @@ from fault_plan import FaultPlan
 from faulty_transport import FaultyTransport
 from worker_pair import NodeKind, PagedRunner, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.handoff import Announcement
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport

@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from segue.cluster.config import SegueConfig
+from segue.cluster.config.whole import SegueConfig
 from segue.cluster.controller import Controller
 from segue.cluster.errors import SegueError
 from segue.cluster.fleet import WorkerView

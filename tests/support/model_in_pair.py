@@ -9,7 +9,8 @@ import torch
 from tiny_model import write_tiny_llama
 from worker_pair import GATE_SECONDS, PROBE_BYTES, PagedRunner
 
-from segue.cluster.config import EngineConfig, ModelConfig
+from segue.cluster.config.engine import EngineConfig
+from segue.cluster.config.model import ModelConfig
 from segue.kvtransfer.checksum import memory_view
 from segue.kvtransfer.probe_area import area_bytes
 from segue.workers.batch import PackedBatch

@@ -1,6 +1,6 @@
 """Lives of workers as a registry hears of them."""
 
-from segue.cluster.config import ControlConfig
+from segue.cluster.config.control import ControlConfig
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.registry import Registry

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from local_fleet import TOKEN
 
-from segue.cluster.config import Role
+from segue.cluster.config.pool import Role
 from segue.cluster.errors import SegueError
 from segue.cluster.fences import Fences
 from segue.cluster.fleet import WorkerState, WorkerView

@@ -30,7 +30,9 @@ from fault_fleet import WORKERS, FaultFleet, fault_fleet, num_sockets, token_ids
 from nursery import open_nursery
 from shallow_model import write_shallow_model
 
-from segue.cluster.config import ModelConfig, cache_folder, parse_config
+from segue.cluster.config.environment import cache_folder
+from segue.cluster.config.file import parse_config
+from segue.cluster.config.model import ModelConfig
 from segue.workers.models.folder import resolve_model
 
 KILL_EVERY_SECONDS = 20.0

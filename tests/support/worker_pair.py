@@ -17,7 +17,9 @@ import torch
 from engine_parts import FakeRunner, make_scheduler
 from local_fleet import TOKEN, Answer, leftovers
 
-from segue.cluster.config import RecoveryConfig, Role, TransferConfig
+from segue.cluster.config.gateway import RecoveryConfig
+from segue.cluster.config.pool import Role
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity, new_incarnation
 from segue.cluster.launcher import StaticLocator

@@ -9,7 +9,7 @@ from engine_parts import expected_tokens
 from local_fleet import Answer
 from worker_pair import Node, NodeKind, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.router.migration import Migration, Migrations
 from segue.workers.service import WorkerService
 

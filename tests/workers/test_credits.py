@@ -6,7 +6,7 @@ import pytest
 from engine_parts import expected_tokens
 from worker_pair import Node, NodeKind, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import Unavailable
 from segue.cluster.handoff import Assignment, Reservation
 from segue.cluster.identity import Peer

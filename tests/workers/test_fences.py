@@ -9,7 +9,7 @@ import pytest_asyncio
 from engine_parts import expected_tokens
 from worker_pair import Node, NodeKind, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, SegueError, StaleKind, StaleReference, Unavailable
 from segue.cluster.fences import Use
 from segue.cluster.handoff import (

@@ -11,7 +11,7 @@ import pytest_asyncio
 from engine_parts import expected_tokens
 from worker_pair import BLOCK_SIZE, NodeKind, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, DeadlineExceeded, SegueError, Unavailable
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.request import FinishReason

@@ -6,7 +6,7 @@ import pytest
 from engine_parts import expected_tokens
 from worker_pair import Node, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.kvtransfer.loopback_transport import Faults
 
 PROMPT = range(30)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from segue.cluster.block_hash import root_key
-from segue.cluster.config import ControlConfig, EngineConfig, ModelConfig
+from segue.cluster.config.control import ControlConfig
+from segue.cluster.config.engine import EngineConfig
+from segue.cluster.config.model import ModelConfig
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.registry import Registry

@@ -10,7 +10,7 @@ from layer_rig import NUM_LAYERS, PROMPT, TRANSPORTS, Hears, Reads, heard, moved
 from model_in_pair import models_in_pair
 from worker_pair import NodeKind, PagedRunner, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import StaleReference
 from segue.cluster.handoff import Announcement
 from segue.kvtransfer.loopback_transport import Faults

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from worker_trio import NUM_TOKENS, TEXT, Trio, trio
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, SegueError, Unavailable
 from segue.cluster.handoff import Announcement, LeaseRelease, LeaseVerdict
 from segue.kvtransfer.loopback_transport import Faults

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from worker_trio import PROMPT, TEXT, Trio, trio
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, InvalidRequest
 from segue.cluster.handoff import Assignment
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from worker_pair import BLOCK_SIZE, PROBE_BYTES, Node, Pair, worker_pair
 
-from segue.cluster.config import TransferConfig
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, FailureKind
 from segue.cluster.fleet import Sources
 from segue.cluster.identity import Peer, WorkerIdentity

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_model import write_tiny_llama
 
-from segue.cluster.config import EngineConfig, ModelConfig
+from segue.cluster.config.engine import EngineConfig
+from segue.cluster.config.model import ModelConfig
 from segue.cluster.errors import ConfigurationError
 from segue.kvtransfer.checksum import memory_view
 from segue.kvtransfer.layout import KVLayout

@@ -7,7 +7,7 @@ as many fit as were asked for. The smallest limit wins, and is named.
 from dataclasses import dataclass
 from fractions import Fraction
 
-from segue.cluster.config import EngineConfig
+from segue.cluster.config.engine import EngineConfig
 from segue.cluster.errors import ConfigurationError
 
 

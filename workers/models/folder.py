@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from segue.cluster.config import BUNDLED_MODEL, ModelConfig
+from segue.cluster.config.model import BUNDLED_MODEL, ModelConfig
 from segue.cluster.errors import ConfigurationError, DeadlineExceeded
 from segue.workers.models.gguf_import import CONVERTER_VERSION, convert_gguf
 from segue.workers.models.spec import weight_files

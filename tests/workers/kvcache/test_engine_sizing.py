@@ -2,7 +2,7 @@
 
 import pytest
 
-from segue.cluster.config import EngineConfig
+from segue.cluster.config.engine import EngineConfig
 from segue.cluster.errors import ConfigurationError
 from segue.workers.kvcache.sizing import BlockSize, check_longest_sequence, num_kv_blocks
 

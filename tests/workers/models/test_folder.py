@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from segue.cluster.config import ModelConfig
+from segue.cluster.config.model import ModelConfig
 from segue.cluster.errors import ConfigurationError
 from segue.workers.models.folder import resolve_model
 from segue.workers.models.spec import load_spec

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from segue.cluster.config import EngineConfig
+from segue.cluster.config.engine import EngineConfig
 from segue.workers.scheduler.chunking import CHUNKING, ChunkingPolicy
 from segue.workers.scheduler.policies import CAPACITY_POLICIES, capacity_policy
 

@@ -1,0 +1,56 @@
+"""The section `gateway`: where it listens, what it admits, and how it recovers requests."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from segue.cluster.config.section import Section
+
+LadderName = Literal["full", "no_local_prefill", "no_local_decode", "pairs_only"]
+
+
+class AdmissionConfig(Section):
+    max_queued_requests: Annotated[int, Field(ge=1)] = Field(
+        default=256,
+        description="requests in the gateway at once; more are answered overload_status",
+    )
+    overload_status: Literal[429, 503] = 429
+    retry_after_s: Annotated[int, Field(ge=1)] = 1
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+
+
+class RecoveryConfig(Section):
+    max_attempts: Annotated[int, Field(ge=1)] = Field(
+        default=4,
+        description="tries at one request, the first one included; that a worker which is leaving "
+        "takes nothing more is no try",
+    )
+    worker_wait_s: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="how long a started request waits for any worker to come back"
+    )
+    rebind_wait_s: Annotated[float, Field(ge=0)] = Field(
+        default=1.0,
+        description="a request that waits for room at its decode worker asks another one that "
+        "seems to have some, for this long; 0: it stays where it is",
+    )
+    ladder: LadderName = Field(
+        default="full",
+        description="what a request may fall back to when there is no pair of workers for it: a "
+        "decode worker that reads the prompt itself, then a prefill worker that writes the answer; "
+        "without the first, without the second, or neither. At the end of the ladder it is "
+        "answered 503 with Retry-After",
+    )
+
+
+class GatewayConfig(Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_keys_file: str | None = Field(
+        default=None, description="one key a line; absent: no key is asked"
+    )
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=30.0, description="how long running requests may take when the gateway is to stop"
+    )
+    admission: AdmissionConfig = AdmissionConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
