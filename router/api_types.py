@@ -5,12 +5,14 @@ add their own; known fields that Segue does not implement are the business of `u
 What needs the model's limits or two fields at once is checked in `request_plan.py`.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from segue.cluster.errors import InvalidRequest
 from segue.cluster.retention import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_RANGES
+from segue.router.unknown_fields import refuse_misspelt
 
 MAX_SEQUENCES = 128  # prompts x n of one request
 MAX_STOP_STRINGS = 32
@@ -133,14 +135,24 @@ class DetokenizeBody(_Strict):
     tokens: Annotated[list[_TokenId], Field(max_length=MAX_DETOKENIZE_TOKENS)]
 
 
-def parse_body(kind: type[Body], data: dict[str, Any]) -> Body:
+def parse_body(
+    kind: type[Body], data: dict[str, Any], known_elsewhere: Collection[str] = ()
+) -> Body:
+    """Raises InvalidRequest that names the field: its value is wrong, or it is a misspelt name.
+
+    `known_elsewhere`: names that are no fields of `kind`, and no misspelling of any either.
+    """
     try:
-        return kind.model_validate(data)
+        body = kind.model_validate(data)
     except ValidationError as error:
         # Without the input: an answer must not echo what may be megabytes.
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])[:200]
         raise InvalidRequest(f"{field}: {first['msg']}", param=field or None) from None
+    if body.model_extra:
+        unknown = [name for name in body.model_extra if name not in known_elsewhere]
+        refuse_misspelt(unknown, [*kind.model_fields, *known_elsewhere])
+    return body
 
 
 def request_schema(kind: type[BaseModel]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class Exchange:
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
     error_type: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)  # more of them for the answer
     exits: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def fail(self, status: int, error_type: str | None = None) -> None:

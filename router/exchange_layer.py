@@ -145,7 +145,9 @@ class _ClientLink:
             self.started = True
             if self._exchange.status is None:
                 self._exchange.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-Id"] = self._exchange.request_id
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self._exchange.request_id
+            headers.update(self._exchange.headers)
         elif not message.get("more_body", False):
             self.answered = True
         await self._send(message)

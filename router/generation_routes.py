@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,14 +11,25 @@ from starlette.responses import Response
 from segue.cluster.errors import DeadlineExceeded
 from segue.router.answer import streamed_answer, whole_answer
 from segue.router.answer_form import AnswerForm, ChatForm, CompletionForm, Envelope
-from segue.router.api_types import ChatBody, CompletionBody, parse_body, request_schema
+from segue.router.api_types import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    parse_body,
+    request_schema,
+)
 from segue.router.exchange import Exchange, exchange_of
 from segue.router.prompts import encode_chat, encode_prompt, read_prompts
 from segue.router.request_body import read_json
 from segue.router.request_plan import RequestPlan, check_options, plan_requests
 from segue.router.sample_run import SampleRun
 from segue.router.service import Service
-from segue.router.unsupported import refuse_unsupported_chat, refuse_unsupported_completion
+from segue.router.unknown_fields import IGNORED_HEADER, ignored_fields
+from segue.router.unsupported import (
+    UNSUPPORTED_CHAT,
+    UNSUPPORTED_COMPLETION,
+    refuse_unsupported,
+)
 
 _Plan = Callable[[dict[str, Any], Service, Exchange], Awaitable[RequestPlan]]
 
@@ -44,8 +55,9 @@ def generation_routes(service: Service) -> APIRouter:
 async def plan_completion(
     data: dict[str, Any], service: Service, exchange: Exchange
 ) -> RequestPlan:
-    refuse_unsupported_completion(data)
-    body = parse_body(CompletionBody, data)
+    refuse_unsupported(data, UNSUPPORTED_COMPLETION)
+    body = parse_body(CompletionBody, data, UNSUPPORTED_COMPLETION)
+    _note_ignored(body, UNSUPPORTED_COMPLETION, exchange)
     check_options(body, service.card)
     exchange.request_id = _chosen_id(body.request_id, exchange)
     special = body.add_special_tokens is not False
@@ -57,8 +69,9 @@ async def plan_completion(
 
 
 async def plan_chat(data: dict[str, Any], service: Service, exchange: Exchange) -> RequestPlan:
-    refuse_unsupported_chat(data)
-    body = parse_body(ChatBody, data)
+    refuse_unsupported(data, UNSUPPORTED_CHAT)
+    body = parse_body(ChatBody, data, UNSUPPORTED_CHAT)
+    _note_ignored(body, UNSUPPORTED_CHAT, exchange)
     check_options(body, service.card)
     exchange.request_id = _chosen_id(body.request_id, exchange)
     return plan_requests(body, [await encode_chat(body, service)], service.card)
@@ -83,6 +96,12 @@ async def _answer(
     if plan.stream:
         return await streamed_answer(run, plan, form, exchange, service.keep_alive_seconds)
     return await whole_answer(run, plan, form)
+
+
+def _note_ignored(body: GenerationBody, neutral: Collection[str], exchange: Exchange) -> None:
+    """The client learns which of its fields nobody here knows."""
+    if unknown := [name for name in body.model_extra or () if name not in neutral]:
+        exchange.headers[IGNORED_HEADER] = ignored_fields(unknown)
 
 
 def _chosen_id(from_body: str | None, exchange: Exchange) -> str:

@@ -72,24 +72,24 @@ _CHAT: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported_completion(data: Mapping[str, Any]) -> None:
-    _refuse(data, _COMMON | _COMPLETION)
+UNSUPPORTED_COMPLETION = _COMMON | _COMPLETION | {"best_of": _ONLY_NULL}
+UNSUPPORTED_CHAT = _COMMON | _CHAT | {"best_of": _ONLY_NULL}
 
 
-def refuse_unsupported_chat(data: Mapping[str, Any]) -> None:
-    _refuse(data, _COMMON | _CHAT)
-
-
-def _refuse(data: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    for name in data.keys() & neutral.keys():
-        value = data[name]
-        # type() because False == 0 and True == 1: a bool is no neutral number.
-        if value is None or any(type(value) is type(v) and value == v for v in neutral[name]):
+def refuse_unsupported(data: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidRequest for the first such field of the body, in the body's own order."""
+    for name, value in data.items():
+        if name not in neutral or value is None:
             continue
-        raise InvalidRequest(f"{name} is not supported with this value", param=name)
-    best_of = data.get("best_of")
-    if best_of is None:
-        return
-    n = data.get("n") or 1
-    if type(best_of) is not int or type(n) is not int or not 1 <= best_of <= n:
-        raise InvalidRequest("best_of above n is not supported", param="best_of")
+        if name == "best_of":
+            _check_best_of(value, data.get("n"))
+        # type() because False == 0 and True == 1: a bool is no neutral number.
+        elif not any(type(value) is type(v) and value == v for v in neutral[name]):
+            raise InvalidRequest(f"{name} is not implemented", param=name)
+
+
+def _check_best_of(value: Any, n: Any) -> None:
+    """All samples are returned, so no more can be drawn than are asked for."""
+    n = 1 if n is None else n
+    if type(value) is not int or type(n) is not int or not 1 <= value <= n:
+        raise InvalidRequest("best_of above n is not implemented", param="best_of")
