@@ -31,7 +31,8 @@ class DeathCause(StrEnum):
     FAILED = "failed"  # it beats, but a thread that it needs has ended
     NOT_STARTED = "not_started"  # no process came, or it was not ready in time
     REFUSED = "refused"  # it does not fit the fleet
-    DRAINED = "drained"  # it was told to leave, and took its time for what it had
+    DRAINED = "drained"  # it was told to leave, and did: nothing went wrong
+    OVERSTAYED = "overstayed"  # it was told to leave, and did not within control.drain_timeout_s
     REPLACED = "replaced"  # another life took its place
 
 

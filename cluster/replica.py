@@ -64,7 +64,9 @@ class Replica:
             ready_for = time.monotonic() - (self._ready_since or time.monotonic())
             settled = ready_for >= SETTLED_AFTER_S or ending.cause is DeathCause.DRAINED
             self._failures = 0 if settled else self._failures + 1
-            logger.warning("%s is dead (%s): %s", identity, ending.cause, ending.reason)
+            planned = ending.cause is DeathCause.DRAINED
+            level = logging.INFO if planned else logging.WARNING
+            logger.log(level, "%s is dead (%s): %s", identity, ending.cause, ending.reason)
             await self._end(identity, ending)
             await self._pause(ending.reason)
             identity = None
@@ -104,7 +106,7 @@ class Replica:
                     if probe.state is LaunchState.GONE:
                         return Ending(DeathCause.DRAINED, f"drained ({view.reason})")
                     if now > drain_deadline:
-                        return Ending(DeathCause.DRAINED, f"did not leave ({view.reason})")
+                        return Ending(DeathCause.OVERSTAYED, f"did not leave ({view.reason})")
                 if probe.state is LaunchState.GONE:
                     return Ending(DeathCause.EXITED, probe.reason or "its process is gone")
                 if view.state is WorkerState.STARTING:

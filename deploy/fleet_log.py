@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from segue.cluster.fleet import FleetView, WorkerState
+from segue.cluster.fleet import DeathCause, FleetView, WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.router.generation import Readiness
 
@@ -19,6 +19,7 @@ class FleetLog:
         self._readiness = readiness
         self._serving = serving
         self._told: dict[WorkerIdentity, tuple[WorkerState, str]] = {}
+        self._num_drained: dict[str, int] = {}  # lives of a worker that left on order
         self._refused: frozenset[tuple[WorkerIdentity, WorkerIdentity]] = frozenset()
         self._ready: bool | None = None
 
@@ -33,12 +34,22 @@ class FleetLog:
                 what += f" (pid {worker.pid})"
             elif worker.state is WorkerState.STARTING and worker.restarts:
                 what += f" (restart {worker.restarts}; before: {worker.last_end})"
-            level = logging.WARNING if worker.state in _LOUD else logging.INFO
+            planned = self._left_on_order(worker)
+            level = logging.WARNING if worker.state in _LOUD and not planned else logging.INFO
             logger.log(level, "%s", what + (f": {worker.reason}" if worker.reason else ""))
         current = {worker.identity for worker in view.workers}
+        names = {identity.worker_id for identity in current}
+        self._num_drained = {k: n for k, n in self._num_drained.items() if k in names}
         self._told = {who: told for who, told in self._told.items() if who in current}
         self._observe_pairs(view)
         self._observe_readiness()
+
+    def _left_on_order(self, worker: WorkerView) -> bool:
+        """Whether this end is one more that was wanted."""
+        worker_id, count = worker.identity.worker_id, worker.deaths.get(DeathCause.DRAINED, 0)
+        before = self._num_drained.get(worker_id, 0)
+        self._num_drained[worker_id] = count
+        return worker.state is WorkerState.DEAD and count > before
 
     def _observe_pairs(self, view: FleetView) -> None:
         """A pair that exchanges no KV is told once, and again when it does."""

@@ -51,7 +51,6 @@ class ApiKeyLayer:
                 response = error_response(
                     401,
                     "a valid API key is needed: Authorization: Bearer <key>",
-                    code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
                 await response(scope, receive, send)

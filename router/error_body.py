@@ -34,12 +34,10 @@ _KINDS = {
 _MAX_MESSAGE_CHARS = 1000
 
 
-def error_body(
-    status: int, kind: str, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """`code` is the HTTP status unless OpenAI has a name for the case."""
+def error_body(status: int, kind: str, message: str, param: str | None = None) -> dict[str, Any]:
+    """`code` is the HTTP status, always a number: `type` has the words."""
     text = message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + "..."
-    return {"error": {"message": text, "type": kind, "param": param, "code": code or status}}
+    return {"error": {"message": text, "type": kind, "param": param, "code": status}}
 
 
 def public_error(error: SegueError) -> dict[str, Any]:
@@ -54,10 +52,9 @@ def error_response(
     message: str,
     *,
     param: str | None = None,
-    code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    body = error_body(status, _KINDS.get(status, "InternalServerError"), message, param, code)
+    body = error_body(status, _KINDS.get(status, "InternalServerError"), message, param)
     return _json(status, body, headers)
 
 

@@ -4,19 +4,22 @@ import logging
 
 import pytest
 
-from segue.cluster.fleet import FleetView, WorkerState, WorkerView
+from segue.cluster.fleet import DeathCause, FleetView, WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.deploy.fleet_log import FleetLog
 from segue.router.generation import Readiness
 
 
-def worker(life: int, state: WorkerState, reason: str = "", last_end: str = "") -> WorkerView:
+def worker(
+    life: int, state: WorkerState, reason: str = "", last_end: str = "", drained: int = 0
+) -> WorkerView:
     identity = WorkerIdentity("decode-0", f"life-{life}")
     return WorkerView(
         *(identity, "decode", "decode", state, reason),
         pid=40 + life,
         restarts=life - 1,
         last_end=last_end,
+        deaths={DeathCause.DRAINED: drained},
     )
 
 
@@ -45,3 +48,19 @@ def test_a_wedged_worker_is_told_when_suspect_when_dead_and_when_it_starts_again
         ("INFO", f"decode-0 starting (restart 1; before: {wedged})"),
         ("INFO", "decode-0 ready (pid 42)"),
     ]
+
+
+def test_a_planned_drain_is_no_warning_and_a_death_after_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "segue")
+    log = FleetLog(lambda: Readiness(False, "why not"), "http://gateway")
+    for view in (
+        worker(1, WorkerState.READY),
+        worker(1, WorkerState.DRAINING, "drained on order"),
+        worker(1, WorkerState.DEAD, "drained (drained on order)", drained=1),
+        worker(2, WorkerState.READY, drained=1),
+        worker(2, WorkerState.DEAD, "killed by SIGKILL", drained=1),
+    ):
+        log.observe(FleetView(workers=(view,)))
+    assert [record.levelname for record in caplog.records] == [*["INFO"] * 4, "WARNING"]

@@ -73,7 +73,7 @@ async def test_api_keys(bundled_model: Path, tmp_path: Path) -> None:
                 assert response.status_code == 401
                 error = response.json()["error"]
                 assert set(error) == {"message", "type", "param", "code"}
-                assert error["code"] == "invalid_api_key"
+                assert error["code"] == 401 and error["type"] == "AuthenticationError"
         for path in ("/v1/completions", "/tokenize", "/detokenize"):
             assert (await gateway.client.post(path, json={})).status_code == 401
         for key in ("sk-one", "sk-two"):
