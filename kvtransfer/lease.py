@@ -1,6 +1,10 @@
 """Which blocks a source keeps for whom, and until when: the lease table.
 
-    open -> (add_blocks, renew)* -> ended by exactly one of: release, sweep, drop_holder
+    expect -> open -> (add_blocks, renew)* -> ended by exactly one of: release, sweep, drop_holder
+        `---> retract, release, drop_holder: never opened
+
+A lease is expected from before its reader hears of it: that one may renew it as soon as it has
+agreed to read, and what it says must not be taken for the renewal of a lease that was lost.
 
 Whatever ends a lease hands its blocks back, once. A lease is over from `expires_at` on whether or
 not a sweep has run: it can neither be renewed nor released as held after that.
@@ -41,6 +45,12 @@ class Release:
     block_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    holder: WorkerIdentity
+    attempt: AttemptId
+
+
 @dataclass(slots=True)
 class _Lease:
     holder: WorkerIdentity
@@ -55,26 +65,39 @@ class LeaseTable:
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
+        self._expected: dict[str, _Expected] = {}
         self._leases: dict[str, _Lease] = {}
         # One entry (time, lease_id) for each open lease, never later than its true expiry, since
         # renewals only extend. Entries are corrected, or dropped, when they come up.
         self._expiries: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
+        """Of open leases."""
         return len(self._leases)
 
-    def open(
-        self,
-        lease_id: str,
-        holder: WorkerIdentity,
-        attempt: AttemptId,
-        pool_generation: int,
-        expires_at: float,
-    ) -> None:
-        """Start a lease without blocks. Raises ValueError if `lease_id` is open already."""
-        if lease_id in self._leases:
-            raise ValueError(f"lease {lease_id} is open already")
-        self._leases[lease_id] = _Lease(holder, attempt, pool_generation, expires_at)
+    def expect(self, lease_id: str, holder: WorkerIdentity, attempt: AttemptId) -> None:
+        """`holder` is about to be asked whether it will read under this lease.
+
+        Whoever expects a lease opens it or retracts it. Raises ValueError if it is known already.
+        """
+        if lease_id in self._expected or lease_id in self._leases:
+            raise ValueError(f"lease {lease_id} is known already")
+        self._expected[lease_id] = _Expected(holder, attempt)
+
+    def retract(self, lease_id: str) -> None:
+        """Expect a lease no longer; one that is open stays so."""
+        self._expected.pop(lease_id, None)
+
+    def open(self, lease_id: str, pool_generation: int, expires_at: float) -> None:
+        """Start an expected lease, without blocks.
+
+        Raises StaleReference if it is not expected (any more): its holder has released it already.
+        """
+        expected = self._expected.pop(lease_id, None)
+        if expected is None:
+            raise StaleReference(f"lease {lease_id} is not expected", StaleKind.LEASE)
+        lease = _Lease(expected.holder, expected.attempt, pool_generation, expires_at)
+        self._leases[lease_id] = lease
         heapq.heappush(self._expiries, (expires_at, lease_id))
 
     def add_blocks(self, lease_id: str, block_ids: Iterable[int]) -> None:
@@ -93,10 +116,15 @@ class LeaseTable:
     def renew(
         self, lease_ids: Iterable[str], holder: WorkerIdentity, now: float
     ) -> tuple[str, ...]:
-        """Extend `holder`'s leases; return those that are not (or no longer) its own."""
+        """Extend `holder`'s leases; return those that are not (or no longer) its own.
+
+        One that is expected is its own; its time begins when it is opened.
+        """
         unknown = []
         for lease_id in lease_ids:
-            lease = self._leases.get(lease_id)
+            expected, lease = self._expected.get(lease_id), self._leases.get(lease_id)
+            if expected is not None and expected.holder == holder:
+                continue
             if lease is None or lease.holder != holder or now >= lease.expires_at:
                 unknown.append(lease_id)
             else:
@@ -110,6 +138,9 @@ class LeaseTable:
 
         A release for another attempt ends nothing: it was not sent by this lease's holder.
         """
+        expected = self._expected.get(lease_id)
+        if expected is not None and expected.attempt == attempt:
+            del self._expected[lease_id]  # given back before it was opened: it will not be
         lease = self._leases.get(lease_id)
         if lease is None:
             return Release(ReleaseVerdict.UNKNOWN)
@@ -132,6 +163,8 @@ class LeaseTable:
 
     def drop_holder(self, holder: WorkerIdentity) -> list[EndedLease]:
         """End all leases of a worker that is proven gone."""
+        for key in [key for key, lease in self._expected.items() if lease.holder == holder]:
+            del self._expected[key]
         owned = [key for key, lease in self._leases.items() if lease.holder == holder]
         return [self._end(lease_id) for lease_id in owned]
 

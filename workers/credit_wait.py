@@ -48,6 +48,11 @@ class CreditWait:
         """Those who may hold something for a prompt that does not come (any more)."""
         return [asked for asked in self._asked if asked.may_hold and asked is not self._winner]
 
+    @property
+    def refused(self) -> list[str]:
+        """The leases of those who hold nothing."""
+        return [asked.lease_id for asked in self._asked if not asked.may_hold]
+
     async def result(self) -> Inquiry:
         """Whoever granted. If nobody does, raises what the first one had to say."""
         try:

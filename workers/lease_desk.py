@@ -56,9 +56,17 @@ class LeaseDesk:
     def generation(self) -> int:
         return self._engine.cache.pool.generation
 
-    def open(self, lease_id: str, holder: WorkerIdentity, attempt: AttemptId) -> None:
-        expires_at = self._clock() + self._lease_s
-        self._table.open(lease_id, holder, attempt, self.generation, expires_at)
+    def expect(self, lease_id: str, holder: WorkerIdentity, attempt: AttemptId) -> None:
+        """Call before `holder` is asked to read: from then on it may renew the lease."""
+        self._table.expect(lease_id, holder, attempt)
+
+    def retract(self, lease_id: str) -> None:
+        """It will not be opened; harmless if it was, or is over."""
+        self._table.retract(lease_id)
+
+    def open(self, lease_id: str) -> None:
+        """Its holder has agreed. Raises StaleReference if it has let go again meanwhile."""
+        self._table.open(lease_id, self.generation, self._clock() + self._lease_s)
         self._changed()
 
     def add_blocks(self, lease_id: str, block_ids: tuple[int, ...]) -> None:

@@ -191,12 +191,13 @@ class Migrations:
         reservation = Reservation(assignment, self._peers.me, move.lease_id, wait, grows=True)
         target = self._peers.client(order.destination)
         move.reserving = True
+        self._leases.expect(move.lease_id, order.destination.identity, order.new_id)
         outcome = await _told(target.reserve(reservation, deadline_s=wait + 5.0))
         if outcome.failure is not None:
             move.reserving = False
             raise outcome.failure.to_error()
         move.next_block = outcome.num_cached_blocks
-        self._leases.open(move.lease_id, order.destination.identity, order.new_id)
+        self._leases.open(move.lease_id)
 
     async def _copy_what_is_whole(self, move: Move) -> None:
         """Round by round, each waits until all that is whole was read. At most one more block, or

@@ -36,7 +36,7 @@ from segue.cluster.handoff import (
 from segue.cluster.identity import AttemptId, Peer
 from segue.kvtransfer.lease import EndedLease
 from segue.workers.attempts import Attempts, Running
-from segue.workers.credit_wait import CreditWait
+from segue.workers.credit_wait import CreditWait, Inquiry
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.lease_desk import LeaseDesk
@@ -147,6 +147,7 @@ class PrefillRole:
         self._engine.post(lambda: self._engine.expect(sequence.attempt))
 
         def reserve(peer: Peer, lease_id: str, wait_s: float) -> Awaitable[ReserveOutcome]:
+            self._leases.expect(lease_id, peer.identity, sequence.attempt)
             reservation = Reservation(sequence.assignment, self._peers.me, lease_id, wait_s)
             return self._reserve(peer, reservation)
 
@@ -154,7 +155,7 @@ class PrefillRole:
         try:
             credit = await wait.result()
             sequence.decode_peer, sequence.lease_id = credit.decode, credit.lease_id
-            self._leases.open(credit.lease_id, credit.decode.identity, sequence.attempt)
+            self._open_lease(credit)
             if credit.decode != decode:
                 self._engine.post(lambda: self._engine.scheduler.rebound(sequence.attempt))
             known = credit.num_cached_blocks
@@ -162,10 +163,19 @@ class PrefillRole:
             return credit.decode
         finally:
             del self._waits[sequence.attempt]
+            for lease_id in wait.refused:
+                self._leases.retract(lease_id)
             for asked in wait.losers:
                 self._in_background(
                     self._cancel(sequence, asked.decode, asked.lease_id, "it waits no more")
                 )
+
+    def _open_lease(self, credit: Inquiry) -> None:
+        try:
+            self._leases.open(credit.lease_id)
+        except StaleReference as error:
+            message = f"{credit.decode.identity} granted a credit and gave it back: {error.message}"
+            raise AttemptFailed(FailureKind.PEER_LOST, message) from error
 
     async def _reserve(self, decode: Peer, reservation: Reservation) -> ReserveOutcome:
         deadline_s = reservation.wait_seconds + 5.0
@@ -265,6 +275,8 @@ class PrefillRole:
         except SegueError as error:
             logger.info("could not cancel %s at %s: %s", sequence.attempt, decode.identity, error)
             self._leases.abandon(lease_id, sequence.attempt)
+        finally:  # not before: it would take its lease for lost, and say so to the gateway
+            self._leases.retract(lease_id)
 
     def _report(self, sequence: Sequence, error: SegueError) -> str:
         failure = (

@@ -35,33 +35,38 @@ class LeaseMachine(RuleBasedStateMachine):
         super().__init__()
         self.table = LeaseTable(LEASE_SECONDS)
         self.model: dict[str, ModelLease] = {}
+        self.expected: dict[str, tuple[WorkerIdentity, AttemptId]] = {}
         self.now = 0.0
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 9.5, 10.0, 25.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(
-        lease_id=lease_ids,
-        holder=holders,
-        attempt=attempts,
-        generation=generations,
-        seconds=st.sampled_from([0.0, 3.0, 10.0, 30.0]),
-    )
-    def open(
-        self,
-        lease_id: str,
-        holder: WorkerIdentity,
-        attempt: AttemptId,
-        generation: int,
-        seconds: float,
-    ) -> None:
-        expires_at = self.now + seconds
-        if lease_id in self.model:
-            with pytest.raises(ValueError, match="open already"):
-                self.table.open(lease_id, holder, attempt, generation, expires_at)
+    @rule(lease_id=lease_ids, holder=holders, attempt=attempts)
+    def expect(self, lease_id: str, holder: WorkerIdentity, attempt: AttemptId) -> None:
+        if lease_id in self.model or lease_id in self.expected:
+            with pytest.raises(ValueError, match="known already"):
+                self.table.expect(lease_id, holder, attempt)
         else:
-            self.table.open(lease_id, holder, attempt, generation, expires_at)
+            self.table.expect(lease_id, holder, attempt)
+            self.expected[lease_id] = holder, attempt
+
+    @rule(lease_id=lease_ids)
+    def retract(self, lease_id: str) -> None:
+        self.table.retract(lease_id)
+        self.expected.pop(lease_id, None)
+
+    @rule(
+        lease_id=lease_ids, generation=generations, seconds=st.sampled_from([0.0, 3.0, 10.0, 30.0])
+    )
+    def open(self, lease_id: str, generation: int, seconds: float) -> None:
+        expires_at = self.now + seconds
+        if lease_id not in self.expected:
+            with pytest.raises(StaleReference, match="not expected"):
+                self.table.open(lease_id, generation, expires_at)
+        else:
+            self.table.open(lease_id, generation, expires_at)
+            holder, attempt = self.expected.pop(lease_id)
             self.model[lease_id] = ModelLease(holder, attempt, generation, expires_at)
 
     @rule(lease_id=lease_ids, blocks=st.lists(st.integers(0, 5), max_size=3))
@@ -82,7 +87,10 @@ class LeaseMachine(RuleBasedStateMachine):
         unknown = []
         for name in names:
             lease = self.model.get(name)
-            if lease is not None and lease.holder == holder and self.now < lease.expires_at:
+            if name in self.expected:
+                if self.expected[name][0] != holder:
+                    unknown.append(name)
+            elif lease is not None and lease.holder == holder and self.now < lease.expires_at:
                 lease.expires_at = max(lease.expires_at, self.now + LEASE_SECONDS)
             else:
                 unknown.append(name)
@@ -94,6 +102,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.table.release(lease_id, attempt, generation, self.now) == expected
 
     def _expected_release(self, lease_id: str, attempt: AttemptId, generation: int) -> Release:
+        if self.expected.get(lease_id, (None, None))[1] == attempt:
+            del self.expected[lease_id]
         lease = self.model.get(lease_id)
         if lease is None:
             return Release(ReleaseVerdict.UNKNOWN)
@@ -129,6 +139,8 @@ class LeaseMachine(RuleBasedStateMachine):
             for name, lease in list(self.model.items())
             if lease.holder == holder
         }
+        for name in [name for name, (who, _) in self.expected.items() if who == holder]:
+            del self.expected[name]
         ended = self.table.drop_holder(holder)
         assert {lease.lease_id: lease.block_ids for lease in ended} == {
             name: tuple(lease.blocks) for name, lease in dropped.items()
@@ -148,7 +160,8 @@ TestLeaseTable = LeaseMachine.TestCase
 def test_a_block_under_two_leases_comes_back_from_each() -> None:
     table = LeaseTable(LEASE_SECONDS)
     for number, holder in enumerate(HOLDERS[1:]):
-        table.open(f"l{number}", holder, ATTEMPTS[0], 1, expires_at=10.0)
+        table.expect(f"l{number}", holder, ATTEMPTS[0])
+        table.open(f"l{number}", 1, expires_at=10.0)
         table.add_blocks(f"l{number}", [7, 8])
     assert table.release("l0", ATTEMPTS[0], 1, now=1.0).block_ids == (7, 8)
     assert table.release("l0", ATTEMPTS[0], 1, now=1.0) == Release(ReleaseVerdict.UNKNOWN)
@@ -159,10 +172,23 @@ def test_a_block_under_two_leases_comes_back_from_each() -> None:
 def test_renewed_leases_take_no_room() -> None:
     """The expiry list must not grow with heartbeats."""
     table = LeaseTable(LEASE_SECONDS)
-    table.open("l", HOLDERS[0], ATTEMPTS[0], 1, expires_at=10.0)
+    table.expect("l", HOLDERS[0], ATTEMPTS[0])
+    table.open("l", 1, expires_at=10.0)
     for step in range(1000):
         now = step * 0.5
         assert table.renew(["l"], HOLDERS[0], now) == ()
         assert table.sweep(now) == []
     assert len(table._expiries) == 1
     assert table.next_expiry() == 999 * 0.5 + LEASE_SECONDS
+
+
+def test_a_renewal_that_overtakes_the_opening_says_nothing_of_a_loss() -> None:
+    """The reader agrees, renews, and only then is its answer heard here."""
+    table = LeaseTable(LEASE_SECONDS)
+    table.expect("l", HOLDERS[0], ATTEMPTS[0])
+    assert table.renew(["l"], HOLDERS[0], now=1.0) == ()
+    assert table.next_expiry() is None, "its time has not begun"
+    table.open("l", 1, expires_at=12.0)
+    assert table.renew(["l"], HOLDERS[0], now=11.0) == ()
+    assert table.next_expiry() == 21.0
+    assert table.renew(["l"], HOLDERS[0], now=21.0) == ("l",)

@@ -10,11 +10,13 @@ from local_fleet import Answer
 from worker_pair import Node, NodeKind, Pair, worker_pair
 
 from segue.cluster.config.transfer import TransferConfig
+from segue.cluster.worker_api import WorkerApi
 from segue.router.migration import Migration, Migrations
 from segue.workers.service import WorkerService
 
 PROMPT = range(9)
 NUM_TOKENS = 60
+Calls = Callable[[WorkerService], WorkerApi]
 TEXT = expected_tokens(PROMPT, NUM_TOKENS)
 
 
@@ -88,17 +90,20 @@ async def trio(
     transfer: TransferConfig | None = None,
     max_attempts: int = 1,
     num_blocks: int = 32,
+    source_calls: Calls = lambda service: service,
+    target_calls: Calls = lambda service: service,
 ) -> AsyncIterator[Trio]:
     transfer = transfer or TransferConfig(
         transport="loopback", read_timeout_s=0.5, migration_wait_s=1.0, migration_pause_s=1.0
     )
     async with worker_pair(
         transfer,
-        decode_kind=NodeKind(source),
+        decode_kind=NodeKind(source, calls=source_calls),
         max_attempts=max_attempts,
         num_blocks=num_blocks,
     ) as pair:
-        other = await pair.another("decode", "decode-1", NodeKind(target))
+        kind = NodeKind(target, calls=target_calls)
+        other = await pair.another("decode", "decode-1", kind)
         pair.show(pair.prefill, pair.decode, other)
         await pair.until(lambda: pair.links.usable(other.identity))
         migrations = Migrations(pair.journeys, pair.links, lambda: pair.watcher.view)

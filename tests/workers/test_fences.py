@@ -153,8 +153,9 @@ async def test_a_generation_that_changes_is_not_read(pair: Pair) -> None:
 
 async def test_releases_and_renewals_of_what_is_not_held(pair: Pair) -> None:
     client, leases = pair.prefill.client, pair.prefill.service.leases
-    leases.open("l", pair.decode.identity, AttemptId("r", 1))
-    leases.open("m", pair.decode.identity, AttemptId("r", 1))
+    for lease_id in ("l", "m"):
+        leases.expect(lease_id, pair.decode.identity, AttemptId("r", 1))
+        leases.open(lease_id)
     for lease_id, attempt, generation in (
         ("none", NOTHING, 1),
         ("l", NOTHING, 1),

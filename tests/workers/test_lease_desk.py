@@ -58,7 +58,8 @@ class Rig:
         blocks = tuple(self.engine.pool.allocate(count))
         self.engine.pool.lease(blocks)
         self.engine.pool.release(reversed(blocks))
-        self.desk.open(lease_id, READER, ATTEMPT)
+        self.desk.expect(lease_id, READER, ATTEMPT)
+        self.desk.open(lease_id)
         self.desk.add_blocks(lease_id, blocks)
         return blocks
 
