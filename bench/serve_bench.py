@@ -47,7 +47,7 @@ class ServePlan:
         url = urlsplit(self.base_url)
         requests, shared = self.requests_per_level, self.shared_prefix_tokens
         rules = (
-            (url.scheme in ("http", "https") and url.hostname, "--base-url: http://host:port"),
+            (url.scheme in ("http", "https") and url.hostname, "--url: http://host:port"),
             (
                 self.concurrency and min(self.concurrency) >= 1,
                 "--concurrency: one or more numbers from 1",

@@ -22,6 +22,7 @@ from segue.bench.serve_report import (
 from segue.bench.summary import Objective
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.api_key import ApiKeyOption, chosen_api_key
+from segue.deploy.gateway_address import PortOption, UrlOption, chosen_url
 from segue.deploy.user_errors import told_to_the_user
 
 bench_app = typer.Typer(help="Measure a server.", no_args_is_help=True)
@@ -35,7 +36,8 @@ def bench() -> None:
 
 @bench_app.command()
 def serve(
-    base_url: Annotated[str, typer.Option(help="the server")] = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    port: PortOption = None,
     model: Annotated[str | None, typer.Option(help="default: its first model")] = None,
     api_key: ApiKeyOption = None,
     endpoint: Annotated[EndpointName, typer.Option(help="API to use")] = "completions",
@@ -68,7 +70,7 @@ def serve(
     """
     with told_to_the_user():
         plan = ServePlan(
-            base_url=base_url,
+            base_url=chosen_url(url, port),
             model=model,
             api_key=chosen_api_key(api_key),
             endpoint=endpoint,
@@ -90,7 +92,8 @@ def serve(
 
 @bench_app.command()
 def handover(
-    base_url: Annotated[str, typer.Option(help="the server")] = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    port: PortOption = None,
     model: Annotated[str, typer.Option(help="default: its first model")] = "",
     api_key: ApiKeyOption = None,
     prompt_tokens: Annotated[str, typer.Option(help="tokens of the prompts")] = "128,1024,4096",
@@ -105,7 +108,7 @@ def handover(
     """
     with told_to_the_user():
         plan = HandoverPlan(
-            base_url=base_url,
+            base_url=chosen_url(url, port),
             model=model,
             api_key=chosen_api_key(api_key),
             prompt_tokens=parse_levels(prompt_tokens, "--prompt-tokens"),

@@ -8,13 +8,13 @@ import typer
 
 from segue.cluster.errors import DeadlineExceeded, Unavailable
 from segue.deploy.api_key import ApiKeyOption, chosen_api_key
+from segue.deploy.gateway_address import PortOption, UrlOption, chosen_url
 from segue.deploy.gateway_query import fetch, order
 from segue.deploy.status_command import size
 from segue.deploy.user_errors import told_to_the_user
 
 LOOK_SECONDS = 0.5
 MIGRATE_SECONDS = 90.0  # the gateway gives up before
-UrlOption = Annotated[str, typer.Option(help="the gateway")]
 
 
 def drain(
@@ -23,7 +23,8 @@ def drain(
         bool, typer.Option(help="return only when the worker has left, telling what it waits for")
     ] = True,
     timeout: Annotated[float, typer.Option(min=0, help="seconds to wait")] = 300.0,
-    url: UrlOption = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    port: PortOption = None,
     api_key: ApiKeyOption = None,
 ) -> None:
     """Empty a worker: it takes nothing new, what it writes moves to others, then it leaves.
@@ -32,12 +33,13 @@ def drain(
     """
     key = chosen_api_key(api_key)
     with told_to_the_user():
+        gateway = chosen_url(url, port)
         began = time.monotonic()
-        incarnation = order(url, "/admin/drain", key, {"worker": worker})["incarnation"]
+        incarnation = order(gateway, "/admin/drain", key, {"worker": worker})["incarnation"]
         print(f"{worker} is draining")
         if not wait:
             return
-        for told in _changes(url, key, worker, str(incarnation), began + timeout):
+        for told in _changes(gateway, key, worker, str(incarnation), began + timeout):
             print(f"{worker} {told}")
         print(f"{worker} has left after {time.monotonic() - began:.1f} s")
 
@@ -64,13 +66,15 @@ def _changes(
 def migrate(
     request: Annotated[str, typer.Argument(help="the id of a running answer, or of its request")],
     worker: Annotated[str, typer.Argument(help="where it shall go on, as `segue status` shows it")],
-    url: UrlOption = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    port: PortOption = None,
     api_key: ApiKeyOption = None,
 ) -> None:
     """Move a running request to another worker; its stream goes on without a break."""
     with told_to_the_user():
         body = {"request": request, "worker": worker}
-        done = order(url, "/admin/migrate", chosen_api_key(api_key), body, MIGRATE_SECONDS)
+        gateway = chosen_url(url, port)
+        done = order(gateway, "/admin/migrate", chosen_api_key(api_key), body, MIGRATE_SECONDS)
         for line in account(done):
             print(line)
 

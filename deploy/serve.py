@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from segue.cluster.config.environment import prepare_ray
+from segue.cluster.config.environment import cache_folder, prepare_ray
 from segue.cluster.config.file import load_config, parse_config
 from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError, Unavailable
@@ -23,6 +23,7 @@ from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.fleet_log import FleetLog
+from segue.deploy.running_servers import announced
 from segue.deploy.served_model import ServedModel, find_model
 from segue.router.api_keys import load_api_keys
 from segue.router.evacuation import Evacuation
@@ -67,7 +68,7 @@ def run_server(options: ServeOptions) -> None:
     with open_listener(config.gateway.host, config.gateway.port) as listener:  # before Ray starts
         load_api_keys(config.gateway.api_keys_file)  # a wrong file is told before Ray starts
         model = find_model(config)
-        with ray_cluster(options, config):
+        with announced(local_url(listener), cache_folder()), ray_cluster(options, config):
             Deployment(model, options).run(listener)
 
 
@@ -115,6 +116,16 @@ def ray_cluster(options: ServeOptions, config: SegueConfig) -> Iterator[None]:
     finally:
         leave_ray()
         logger.info("stopped")
+
+
+def listening_url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def local_url(listener: socket.socket) -> str:
+    """How commands on this machine reach it, also if it listens on all addresses."""
+    host, port = listener.getsockname()[:2]
+    return listening_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLinks) -> Journeys:
@@ -193,8 +204,7 @@ class Deployment:
 
     def _gateway(self, listener: socket.socket) -> GatewayServer:
         links = self._links
-        host, port = listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = listening_url(*listener.getsockname()[:2])
         card = self._model.card
         journeys = build_generator(self._config, self._watcher, links)
         metrics = FleetMetrics(card.id, links, journeys.counters)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from segue.cluster.errors import Unavailable
 from segue.deploy.api_key import ApiKeyOption, chosen_api_key
+from segue.deploy.gateway_address import PortOption, UrlOption, chosen_url
 from segue.deploy.gateway_query import fetch
 from segue.deploy.user_errors import told_to_the_user
 
@@ -21,7 +22,8 @@ _STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "dead": 
 
 
 def status(
-    url: Annotated[str, typer.Option(help="the gateway")] = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    port: PortOption = None,
     api_key: ApiKeyOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="print the gateway's answer as JSON")
@@ -29,7 +31,7 @@ def status(
 ) -> None:
     """Show pools and workers of a running deployment. Exit code 1 if it is not ready."""
     with told_to_the_user():
-        report = fetch_status(url, chosen_api_key(api_key))
+        report = fetch_status(chosen_url(url, port), chosen_api_key(api_key))
     if json:
         print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
     else:

@@ -12,6 +12,7 @@ from rich.table import Table
 from segue.cluster.errors import ConfigurationError, Unavailable
 from segue.cluster.step_trace import StepReason, StepRecord, StepWork
 from segue.deploy.api_key import ApiKeyOption, chosen_api_key
+from segue.deploy.gateway_address import PortOption, UrlOption, chosen_url
 from segue.deploy.gateway_query import fetch
 from segue.deploy.perfetto import timeline
 from segue.deploy.user_errors import told_to_the_user
@@ -26,12 +27,19 @@ def trace(
     perfetto: Annotated[
         Path | None, typer.Option(help="write a timeline here instead of printing a table")
     ] = None,
-    url: Annotated[str, typer.Option(help="the gateway")] = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    port: PortOption = None,
     api_key: ApiKeyOption = None,
 ) -> None:
     """Show what a worker's scheduler did in its last steps, and why."""
     with told_to_the_user():
-        body = fetch(url, "/debug/trace", chosen_api_key(api_key), worker=worker, last=last)
+        body = fetch(
+            chosen_url(url, port),
+            "/debug/trace",
+            chosen_api_key(api_key),
+            worker=worker,
+            last=last,
+        )
         steps = read_steps(body)
         if perfetto is not None:
             _write(perfetto, orjson.dumps(timeline(worker, steps)))

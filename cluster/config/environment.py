@@ -17,6 +17,11 @@ def api_key_from_environment() -> str | None:
     return os.environ.get("SEGUE_API_KEY") or None
 
 
+def url_from_environment() -> str | None:
+    """SEGUE_URL: the gateway that client commands ask."""
+    return os.environ.get("SEGUE_URL") or None
+
+
 def quiet_grpc() -> None:
     """Keep gRPC's own lines off the terminal. It must not be imported yet: it reads this then."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

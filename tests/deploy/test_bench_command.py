@@ -16,10 +16,11 @@ from segue.deploy.bench_command import bench_app
         (["--requests-per-level", "0"], "--requests-per-level: at least 1"),
         (["--shared-prefix-tokens", "129"], "from 0 to --prompt-tokens"),
         (["--timeout", "0"], "--timeout: more than 0"),
-        (["--base-url", "localhost:8000"], "--base-url: http://host:port"),
+        (["--url", "ftp://localhost:8000"], "--url: http://host:port"),
+        (["--url", "8000", "--port", "9"], "give --url or --port, not both"),
         (["--json", "/no/such/folder/figures.json"], "no folder for"),
         (["--tokenizer", "/no/such/folder", "--model", "m"], "no tokenizer at"),
-        (["--base-url", "http://127.0.0.1:9"], "no answer from the server"),
+        (["--port", "9"], "no answer from the server"),
     ],
 )
 def test_a_wrong_argument_is_explained(options: list[str], message: str) -> None:
