@@ -14,7 +14,7 @@ from segue.deploy.gateway_address import PortOption, UrlOption, chosen_url
 from segue.deploy.gateway_query import fetch
 from segue.deploy.user_errors import told_to_the_user
 
-TABLE_WIDTH = 180  # where no terminal says how wide it is
+NARROW, WIDE = 80, 180  # columns, where no terminal says how many it has
 NOT_READY_EXIT = 1
 SLOW_LOOP_SECONDS = 0.5
 SHOWN_PAIRS = 40  # the refused ones first
@@ -28,6 +28,7 @@ def status(
     json: Annotated[
         bool, typer.Option("--json", help="print the gateway's answer as JSON")
     ] = False,
+    wide: Annotated[bool, typer.Option(help="all columns; else what fits 80 of them")] = False,
 ) -> None:
     """Show pools and workers of a running deployment. Exit code 1 if it is not ready."""
     with told_to_the_user():
@@ -36,8 +37,8 @@ def status(
         print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
     else:
         console = Console()
-        console = console if console.is_terminal else Console(width=TABLE_WIDTH)
-        for part in render(report):
+        console = console if console.is_terminal else Console(width=WIDE if wide else NARROW)
+        for part in render(report, wide=wide):
             console.print(part, highlight=False)
     if not report["ready"]:
         raise typer.Exit(NOT_READY_EXIT)
@@ -51,16 +52,22 @@ def fetch_status(url: str, api_key: str | None) -> dict[str, Any]:
     return report
 
 
-def render(report: dict[str, Any]) -> list[Table | str]:
+def render(report: dict[str, Any], *, wide: bool = True) -> list[Table | str]:
+    """Everything, or what fits 80 columns: then what explains a state is told below the tables."""
     headline = (
         "[green]ready[/]" if report["ready"] else f"[red]not ready[/]: {escape(report['reason'])}"
     )
-    parts: list[Table | str] = [headline, _pools(report["pools"]), _workers(report["workers"])]
-    for worker in report["workers"]:
+    workers = report["workers"]
+    parts: list[Table | str] = [headline, _pools(report["pools"])]
+    parts.append(wide_workers(workers) if wide else narrow_workers(workers))
+    for worker in workers:
+        if not wide and (why := _why(worker)):
+            parts.append(f"{worker['id']}: {escape(why)}")
         if told := credits_held(worker["gauges"]):
             parts.append(f"credits of {worker['id']}: {told}")
     if pairs := report.get("pairs"):
-        parts.append(_pairs(sorted(pairs, key=lambda pair: not pair["refusal"])[:SHOWN_PAIRS]))
+        shown = sorted(pairs, key=lambda pair: not pair["refusal"])[:SHOWN_PAIRS]
+        parts.append(_pairs(shown, wide=wide))
         if (others := len(pairs) - SHOWN_PAIRS) > 0:
             parts.append(f"and {others} other pairs, which --json tells")
     if trouble := report.get("controller", {}).get("trouble"):
@@ -72,8 +79,14 @@ def render(report: dict[str, Any]) -> list[Table | str]:
     return parts
 
 
+def _table(title: str, *columns: str) -> Table:
+    return Table(
+        *columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+
+
 def _pools(pools: list[dict[str, Any]]) -> Table:
-    table = Table("pool", "role", "ready", "desired", "reason", title="Pools", title_justify="left")
+    table = _table("Pools", "pool", "role", "ready", "desired", "reason")
     for pool in pools:
         table.add_row(
             pool["name"],
@@ -85,10 +98,24 @@ def _pools(pools: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = Table(title="Workers", title_justify="left")
-    for name in ("worker", "role", "state", "since", "pid"):
-        table.add_column(name)
+def narrow_workers(workers: list[dict[str, Any]]) -> Table:
+    table = _table("Workers", "worker", "state", "since")
+    for name in ("running", "waiting", "KV blocks", "moved"):
+        table.add_column(name, justify="right")
+    for worker in workers:
+        gauges, counters = worker["gauges"], worker["counters"]
+        table.add_row(
+            *(worker["id"], _state(worker), duration(worker["state_seconds"])),
+            _number(gauges, "running_requests"),
+            _number(gauges, "waiting_requests"),
+            _blocks_in_use(gauges),
+            size(counters.get("kv_bytes_read")),
+        )
+    return table
+
+
+def wide_workers(workers: list[dict[str, Any]]) -> Table:
+    table = _table("Workers", "worker", "role", "state", "since", "pid")
     table.add_column("restarts", justify="right")
     for name in ("running", "waiting", "free", "cached", "owned", "leased", "landing", "total"):
         table.add_column(name, justify="right")
@@ -96,12 +123,8 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
         table.add_column(name)
     for worker in workers:
         gauges, counters = worker["gauges"], worker["counters"]
-        style = _STYLES.get(worker["state"], "")
         table.add_row(
-            worker["id"],
-            worker["role"],
-            f"[{style}]{worker['state']}[/]" if style else worker["state"],
-            duration(worker["state_seconds"]),
+            *(worker["id"], worker["role"], _state(worker), duration(worker["state_seconds"])),
             str(worker["pid"] or ""),
             str(worker["restarts"]),
             _number(gauges, "running_requests"),
@@ -115,6 +138,20 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             escape(_why(worker)),
         )
     return table
+
+
+def _state(worker: dict[str, Any]) -> str:
+    style = _STYLES.get(worker["state"], "")
+    return f"[{style}]{worker['state']}[/]" if style else str(worker["state"])
+
+
+def _blocks_in_use(gauges: dict[str, float]) -> str:
+    """Blocks that are neither free nor only kept for reuse, of all."""
+    if "kv_blocks_total" not in gauges:
+        return ""
+    total = gauges["kv_blocks_total"]
+    idle = gauges.get("kv_blocks_free", 0.0) + gauges.get("kv_blocks_cached", 0.0)
+    return f"{total - idle:.0f}/{total:.0f}"
 
 
 def credits_held(gauges: dict[str, float]) -> str:
@@ -134,10 +171,10 @@ def _why(worker: dict[str, Any]) -> str:
     return reason or (f"last life: {last_end}" if last_end else "")
 
 
-def _pairs(pairs: list[dict[str, Any]]) -> Table:
-    table = Table(title="Pairs", title_justify="left")
-    for name in ("KV from", "to", "transport", "details"):
-        table.add_column(name)
+def _pairs(pairs: list[dict[str, Any]], *, wide: bool) -> Table:
+    table = _table("Pairs", "KV from", "to", "transport")
+    if wide:
+        table.add_column("details")
     table.add_column("GB/s", justify="right")
     for name in ("checked", "verdict"):
         table.add_column(name)
@@ -148,7 +185,7 @@ def _pairs(pairs: list[dict[str, Any]]) -> Table:
             pair["source"],
             pair["reader"],
             pair["transport"] + assumed,
-            escape(pair["detail"]),
+            *((escape(pair["detail"]),) if wide else ()),
             "" if rate is None else f"{rate:.2f}",
             f"{duration(pair['seconds_ago'])} ago",
             f"[red]refused[/]: {escape(pair['refusal'])}" if pair["refusal"] else "[green]ok[/]",

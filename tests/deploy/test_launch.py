@@ -184,10 +184,13 @@ def test_the_key_may_come_from_the_environment(
 
 
 def test_status_as_tables_and_as_json(gateway: str) -> None:
-    tables = run("status", "--url", gateway, "--api-key", "sesame")
+    tables = run("status", "--url", gateway, "--api-key", "sesame", "--wide")
     assert tables.returncode == 1, tables.stderr  # answered, but not ready
     for text in ("no decode worker is ready", "4711", "3m10s", "3.0 MiB", "SIGKILL [oom]"):
         assert text in tables.stdout, text
+    narrow = run("status", "--url", gateway, "--api-key", "sesame").stdout
+    for text in ("no decode worker is ready", "3m10s", "47/64", "3.0 MiB", "SIGKILL [oom]"):
+        assert text in narrow, text
     assert "27" in tables.stdout and "last life: wedged: the engine" in tables.stdout
     raw = run("status", "--url", gateway + "/", "--api-key", "sesame", "--json")
     assert json.loads(raw.stdout) == REPORT
@@ -202,6 +205,39 @@ def test_status_without_a_gateway_is_one_message(gateway: str) -> None:
         done = run("status", "--url", url)
         assert done.returncode == 2 and told in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_status_fits_80_columns_without_cutting_a_word() -> None:
+    """As a deployment with long names and everything in use looks."""
+    gauges = {"running_requests": 128.0, "waiting_requests": 2048.0}
+    gauges |= {"kv_blocks_total": 182044.0, "kv_blocks_free": 3.0, "kv_blocks_cached": 1.0}
+    worker = REPORT["workers"][0] | {
+        "id": "prefill-long-11",
+        "role": "prefill",
+        "state": "draining",
+        "state_seconds": 86_399.0,
+        "gauges": gauges,
+        "counters": {"kv_bytes_read": 1000.0 * 2**30},
+    }
+    pair = {
+        "source": "prefill-long-11",
+        "reader": "decode-long-12",
+        "transport": "rdma",
+        "detail": "rc_mlx5/mlx5_0:1",
+        "measured": True,
+        "gigabytes_per_second": 123.45,
+        "seconds_ago": 3599.0,
+        "refusal": "",
+    }
+    console = Console(width=80)
+    with console.capture() as printed:
+        for part in render(REPORT | {"workers": [worker], "pairs": [pair]}, wide=False):
+            console.print(part)
+    text = printed.get()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    row = next(line for line in text.splitlines() if line.lstrip().startswith("prefill-long-11"))
+    wanted = ["prefill-long-11", "draining", "23h59m", "128", "2048", "182040/182044"]
+    assert row.split() == [*wanted, "1000.0", "GiB"]
 
 
 def test_silent_controller_and_slow_gateway_are_told() -> None:
