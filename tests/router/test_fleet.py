@@ -10,7 +10,7 @@ from segue.cluster.config.pool import Role
 from segue.cluster.fleet import FleetView, PoolView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus
-from segue.deploy.status_command import TABLE_WIDTH, render
+from segue.deploy.status_command import WIDE, render
 from segue.router.fleet import readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.journey import JourneyCounters
@@ -151,7 +151,7 @@ async def test_pairs_are_metrics() -> None:
 
 
 def rendered(report: dict[str, Any]) -> list[str]:
-    console = Console(width=TABLE_WIDTH, no_color=True)
+    console = Console(width=WIDE, no_color=True)
     with console.capture() as capture:
         for part in render(report):
             console.print(part)
