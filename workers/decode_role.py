@@ -87,13 +87,15 @@ class DecodeRole:
 
     async def _reserve(self, reservation: Reservation) -> ReserveOutcome:
         self._attempts.refuse_if_draining()
-        try:
-            await self._peers.connect(reservation.source, self._receiver)
-        except AttemptFailed as error:
-            if error.failure is not FailureKind.PREFLIGHT:
-                raise
-            return ReserveOutcome(failure=Failure(error.failure, error.message, error.retryable))
-        landing = self._begin(reservation)
+        with self._peers.in_use(reservation.source.identity, self._receiver):
+            try:
+                await self._peers.connect(reservation.source, self._receiver)
+            except AttemptFailed as error:
+                if error.failure is not FailureKind.PREFLIGHT:
+                    raise
+                failure = Failure(error.failure, error.message, error.retryable)
+                return ReserveOutcome(failure=failure)
+            landing = self._begin(reservation)
         assert landing.task is not None
         try:
             async with asyncio.timeout(reservation.wait_seconds):
@@ -124,6 +126,7 @@ class DecodeRole:
         self._outbox.expect(assignment.gateway_id)
         self._attempts.begin(running)
         self._landings[sequence.attempt] = landing
+        self._peers.use(landing.source.identity)  # until its reads have ended
         landing.task = asyncio.create_task(self._own(landing), name=f"land {sequence.attempt}")
         self._engine.post(lambda: self._engine.add(sequence), sequence)
         self._renewal.start()
@@ -198,7 +201,9 @@ class DecodeRole:
             outcome = self._report(landing, failure_of(sequence, error))
         finally:
             self._landings.pop(sequence.attempt, None)
-            if not landed:
+            if landed:
+                self._peers.end_use(landing.source.identity, self._receiver)
+            else:
                 landing.refuse(AttemptFailed(FailureKind.PEER_LOST, "given up before it had room"))
                 self._attempts.end(sequence.attempt, outcome)
                 self._in_background(self._give_back(landing))
@@ -253,7 +258,10 @@ class DecodeRole:
 
     async def _give_back(self, landing: Landing) -> None:
         """Free what was reserved, once no byte can arrive any more, and tell the source."""
-        await landing.wait_terminal()
+        try:
+            await landing.wait_terminal()
+        finally:
+            self._peers.end_use(landing.source.identity, self._receiver)
         sequence = landing.sequence
         self._engine.post(lambda: self._engine.drop(sequence))
         if not landing.has_credit:

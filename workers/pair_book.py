@@ -14,7 +14,7 @@ from segue.kvtransfer.preflight import ProbeResult
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-MAX_PAIRS = 256
+MAX_PAIRS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,17 @@ class PairBook:
         for other in [known for known in self._pairings if known.worker_id == source.worker_id]:
             del self._pairings[other]
         self._pairings[source] = pairing
-        while len(self._pairings) > MAX_PAIRS:
-            self._pairings.popitem(last=False)
+        if len(self._pairings) > MAX_PAIRS:
+            del self._pairings[self._least_told()]
+
+    def _least_told(self) -> WorkerIdentity:
+        """The oldest that may be used: that one may not must be known longer."""
+        usable = (source for source, pairing in self._pairings.items() if not pairing.is_refused)
+        return next(usable, next(iter(self._pairings)))
+
+    def forget(self, source: WorkerIdentity) -> None:
+        """It is gone."""
+        self._pairings.pop(source, None)
 
     def reports(self, now: float) -> tuple[PairReport, ...]:
         return tuple(

@@ -1,34 +1,30 @@
-"""The other workers that this one talks to: a client each, and what is known of their memory."""
+"""The other workers that this one talks to: how they are called, and whose memory can be read."""
 
 import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from segue.cluster.config.transfer import TransferConfig
-from segue.cluster.errors import AttemptFailed, FailureKind, SegueError, TransferError
+from segue.cluster.errors import SegueError
 from segue.cluster.fleet import Sources
-from segue.cluster.handoff import WorkerDescription
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.cluster.worker_status import PairReport
-from segue.kvtransfer.layout import incompatibility
-from segue.kvtransfer.medium import MediumKind
-from segue.kvtransfer.preflight import ProbeResult
-from segue.kvtransfer.probe_area import NUM_SLOTS, pattern
+from segue.kvtransfer.probe_area import NUM_SLOTS
 from segue.kvtransfer.receiver import Receiver
+from segue.workers.introductions import Introductions
+from segue.workers.kept_lives import KeptLives
 from segue.workers.pair_book import PairBook
+from segue.workers.peer_clients import PeerClients
 
 logger = logging.getLogger(__name__)
 
-SLOW_MEDIA = (MediumKind.TCP, MediumKind.UNKNOWN)
-DESCRIBE_SECONDS = 5.0
-CONNECT_SECONDS = 10.0
-MAX_CLIENTS = 256
+MAX_IDLE = 1024  # sources, and connections for calls, that are kept though nothing uses them
+IDLE_SECONDS = 60.0  # a source that is not used, nor named by the controller, is kept for so long
 SPREAD_SECONDS = 0.05  # a writer, over which the meetings of writers are spread
-CLOSE_SECONDS = 5.0  # for the calls that a forgotten client still has under way
 
 
 class Peers:
@@ -41,72 +37,88 @@ class Peers:
         token: str,
         transfer: TransferConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        max_idle: int = MAX_IDLE,
     ) -> None:
         self.identity = identity
         self.address = ""  # where we listen, once that is known
         self.fingerprint = fingerprint
-        self._token = token
-        self._clients: OrderedDict[Peer, WorkerClient] = OrderedDict()
-        self._connections: OrderedDict[WorkerIdentity, asyncio.Task[None]] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
-        self._greetings: dict[WorkerIdentity, asyncio.Task[None]] = {}
-        self._transfer = transfer or TransferConfig()
-        self._clock = clock
-        self._chance = random.Random()
         self.pairs = PairBook()
+        self._clock = clock
+        self._clients = PeerClients(token, max_idle)
+        self._sources = KeptLives(max_idle, IDLE_SECONDS)
+        self._introductions = Introductions(
+            identity,
+            fingerprint,
+            transfer or TransferConfig(),
+            self.pairs,
+            lambda peer: self.client(peer),
+            clock,
+        )
+        self._greetings: dict[WorkerIdentity, asyncio.Task[None]] = {}
+        self._max_idle = max_idle
+        self._chance = random.Random()
 
     @property
     def me(self) -> Peer:
         return Peer(self.identity, self.address)
 
     def client(self, peer: Peer) -> WorkerClient:
-        client = self._clients.get(peer)
-        if client is None:
-            client = WorkerClient(peer, self._token, lambda: self._forget(peer))
-            self._clients[peer] = client
-            if len(self._clients) > MAX_CLIENTS:
-                self._forget(next(iter(self._clients)))
-        self._clients.move_to_end(peer)
-        return client
+        """Call it before anything else is awaited."""
+        return self._clients.get(peer)
 
     def pair_reports(self) -> tuple[PairReport, ...]:
         return self.pairs.reports(self._clock())
 
-    def _forget(self, peer: Peer) -> None:
-        """A channel to a worker that is gone would go on dialling, and reach its next life."""
-        client = self._clients.pop(peer, None)
-        if client is not None:
-            task = asyncio.create_task(client.close(CLOSE_SECONDS))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+    # -- those that are read from ------------------------------------------------------------
 
     async def connect(self, source: Peer, receiver: Receiver) -> None:
-        """Make sure that `receiver` can read from `source`; refuse what is not compatible, and
-        whoever failed the preflight a moment ago.
+        """Make sure that `receiver` can read from `source`; it stays connected while it is in use.
 
-        One introduction at a time serves all who ask; a failed one is tried again by the next.
+        Refuses what is not compatible, and whoever failed the preflight a moment ago.
         """
-        identity = source.identity
-        task = self._connections.get(identity)
-        if task is None or (task.done() and not receiver.is_connected(identity.incarnation)):
-            if (refusal := self.pairs.refusal(identity, self._clock())) is not None:
-                raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
-            task = asyncio.create_task(self._introduce(source, receiver))
-            task.add_done_callback(lambda done: self._introduced(identity, done))
-            self._connections[identity] = task
-            while len(self._connections) > MAX_CLIENTS:
-                oldest, _ = self._connections.popitem(last=False)
-                receiver.disconnect(oldest.incarnation)
-        self._connections.move_to_end(identity)
-        await asyncio.shield(task)
+        await self._introductions.meet(source, receiver)
+        self._let_go(self._sources.meet(source.identity, self._clock()), receiver)
+
+    def use(self, source: WorkerIdentity) -> None:
+        """Something is to be read from it: see `end_use`."""
+        self._sources.use(source)
+
+    def end_use(self, source: WorkerIdentity, receiver: Receiver) -> None:
+        """Once for each `use`, when no byte of it can arrive any more."""
+        self._let_go(self._sources.end_use(source, self._clock()), receiver)
+
+    @contextmanager
+    def in_use(self, source: WorkerIdentity, receiver: Receiver) -> Iterator[None]:
+        self.use(source)
+        try:
+            yield
+        finally:
+            self.end_use(source, receiver)
+
+    def part(self, source: WorkerIdentity, receiver: Receiver, reason: str) -> None:
+        """It is gone or out of reach: reads from it end as failed, when that is certain."""
+        logger.warning("%s is disconnected: %s", source, reason)
+        self._sources.drop(source)
+        self._clients.close_life(source)
+        self.pairs.forget(source)
+        receiver.disconnect(source.incarnation)
+
+    def _let_go(self, sources: Iterable[WorkerIdentity], receiver: Receiver) -> None:
+        for source in sources:
+            logger.info("%s is disconnected: nothing is read from it", source)
+            self._clients.close_idle(source)
+            receiver.disconnect(source.incarnation)
+
+    # -- meeting before a request needs it ---------------------------------------------------
 
     def greet(self, sources: Sources, receiver: Receiver) -> None:
-        """Meet these before a request needs it; failures are in `pairs`.
+        """The controller's word on who lives. Failures of those that are met are in `pairs`.
 
         Those that read prompts first, a few at a time. Those that write answers only when all of
         them are met, one at a time, any of them, after a while of its own: a worker that is new is
         not read by all others at once.
         """
+        self._hear_of(sources, receiver)
         for source in sources.of_prompts:
             if len(self._greetings) < NUM_SLOTS and self._is_unmet(source, receiver):
                 self._begin_greeting(source, receiver, 0.0)
@@ -115,11 +127,18 @@ class Peers:
             pause = self._chance.uniform(0.0, SPREAD_SECONDS * len(writers))
             self._begin_greeting(self._chance.choice(unmet), receiver, pause)
 
+    def _hear_of(self, sources: Sources, receiver: Receiver) -> None:
+        now = self._clock()
+        named = [peer.identity for peer in (*sources.of_prompts, *sources.of_answers)]
+        for life in self._sources.hear_of(named, now):
+            self.part(life, receiver, "another life took its place")
+        self._let_go(self._sources.expire(now), receiver)
+
     def _is_unmet(self, source: Peer, receiver: Receiver) -> bool:
         identity = source.identity
         return not (
             identity in self._greetings
-            or len(self._connections) >= MAX_CLIENTS
+            or self._sources.num_idle >= self._max_idle
             or self.pairs.refusal(identity, self._clock()) is not None
             or receiver.is_connected(identity.incarnation)
         )
@@ -139,79 +158,10 @@ class Peers:
         finally:
             del self._greetings[source.identity]
 
-    def _introduced(self, identity: WorkerIdentity, task: asyncio.Task[None]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        if failed and self._connections.get(identity) is task:
-            del self._connections[identity]
-
-    async def _introduce(self, source: Peer, receiver: Receiver) -> None:
-        theirs = await self.client(source).describe(deadline_s=DESCRIBE_SECONDS)
-        difference = incompatibility(self.fingerprint, theirs.fingerprint)
-        if difference is not None:
-            message = f"{source.identity} cannot hand over to {self.me.identity}: {difference}"
-            raise AttemptFailed(FailureKind.REFUSED, message, retryable=False)
-        if theirs.transport != receiver.transport.name:
-            message = f"transports differ: {theirs.transport} and {receiver.transport.name}"
-            raise AttemptFailed(FailureKind.REFUSED, message, retryable=False)
-        done = receiver.connect(
-            source.identity.incarnation, theirs.transport_metadata, theirs.num_blocks
-        )
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await asyncio.wrap_future(done)
-        except TimeoutError:
-            message = f"the transport did not connect to {source.identity}"
-            raise TransferError(message) from None
-        await self._preflight(source.identity, theirs, receiver)
-
-    async def _preflight(
-        self, source: WorkerIdentity, theirs: WorkerDescription, receiver: Receiver
-    ) -> None:
-        """Read the source's pattern; raises AttemptFailed if the pair must not be used."""
-        num_bytes = min(theirs.probe_bytes, receiver.probe_bytes)
-        timeout_s = self._transfer.preflight_timeout_s
-        probe = receiver.probe(
-            source.incarnation, pattern(source.incarnation, num_bytes), timeout_s
-        )
-        result: ProbeResult | None = None
-        try:
-            async with asyncio.timeout(timeout_s + DESCRIBE_SECONDS):
-                result = await asyncio.wrap_future(probe.result)
-            problem = self._objection(result)
-        except TransferError as error:
-            problem = error.message
-        except TimeoutError:
-            problem = "the transfer thread did not answer"
-        if problem:
-            refusal = f"no KV from {source} to {self.identity}: {problem}"
-            self.pairs.note_failure(source, refusal, result, self._clock())
-            receiver.disconnect(source.incarnation)
-            logger.warning("preflight: %s", refusal)
-            raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
-        assert result is not None
-        self.pairs.note_success(source, result, self._clock())
-        medium = result.medium
-        logger.log(
-            logging.WARNING if medium.kind in SLOW_MEDIA else logging.INFO,
-            "preflight: KV from %s comes over %s (%s) at %.2f GB/s",
-            *(source, medium.kind, medium.detail or "no details", result.gigabytes_per_second),
-        )
-
-    def _objection(self, result: ProbeResult) -> str:
-        required, medium = self._transfer.require_transport, result.medium
-        if required in ("any", medium.kind.value):
-            return ""
-        detail = f" ({medium.detail})" if medium.detail else ""
-        return (
-            f"transfer.require_transport is {required}, but the bytes come over "
-            f"{medium.kind}{detail} at {result.gigabytes_per_second:.2f} GB/s"
-        )
-
     async def close(self) -> None:
-        tasks = [*self._greetings.values(), *self._connections.values()]
+        tasks = list(self._greetings.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for client in self._clients.values():
-            await client.close()
-        self._clients.clear()
+        await self._introductions.close()
+        await self._clients.close()

@@ -52,6 +52,7 @@ class RpcChannel:
         self._on_broken = on_broken
         self.raw = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._metadata = ((TOKEN_KEY, token),)
+        self.num_calls = 0  # under way
 
     async def unary(
         self,
@@ -61,6 +62,7 @@ class RpcChannel:
         deadline_s: float,
     ) -> Reply:
         """One question, one answer, within `deadline_s`."""
+        self.num_calls += 1
         try:
             return await method(request, timeout=deadline_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
@@ -73,6 +75,8 @@ class RpcChannel:
             raise ConnectionLost(f"the channel is closed: {error}") from error
         except asyncio.CancelledError as error:
             raise _unless_we_are_cancelled(error) from None
+        finally:
+            self.num_calls -= 1
 
     def stream(
         self,

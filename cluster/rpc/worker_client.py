@@ -41,6 +41,11 @@ class WorkerClient:
         self._stub = serving_pb2_grpc.WorkerStub(self._channel.raw)
         self._target = codec.identity_to_pb(peer.identity)
 
+    @property
+    def num_calls(self) -> int:
+        """That are under way; streams do not count."""
+        return self._channel.num_calls
+
     async def submit(
         self, assignment: Assignment, decode: Peer | None, *, deadline_s: float
     ) -> None:

@@ -43,7 +43,7 @@ from segue.workers.engine import Engine
 from segue.workers.kvcache.block_operations import BlockOperation, CopyBlock
 from segue.workers.models.layer_clock import group_ends
 from segue.workers.parts import WorkerFacts, WorkerParts
-from segue.workers.peers import Peers
+from segue.workers.peers import MAX_IDLE, Peers
 from segue.workers.plan_recorder import PlanRecorder
 from segue.workers.service import WorkerService
 from segue.workers.step_execution import LayerNews, StepExecution
@@ -247,6 +247,7 @@ class NodeKind:
     transport: Callable[[LoopbackFabric, str], Transport] = LoopbackTransport
     calls: Callable[[WorkerService], WorkerApi] = lambda service: service
     chunk: int = 8
+    max_idle: int = MAX_IDLE  # other workers that it stays connected to without need
     # Of a number of blocks, and of groups in which layers are told.
     runner: Callable[[int, int | None], PagedRunner] = lambda num_blocks, layer_groups: PagedRunner(
         num_blocks, layer_groups=layer_groups
@@ -290,7 +291,7 @@ async def start_node(
     receiver = kind.receiver(transport, runner.layout, runner.region, area=area)
     fingerprint = runner.layout.fingerprint()
     facts = WorkerFacts(role, fingerprint, metadata, num_blocks, runner.layout.block_bytes)
-    peers = Peers(identity, fingerprint, TOKEN, transfer)
+    peers = Peers(identity, fingerprint, TOKEN, transfer, max_idle=kind.max_idle)
     service = kind.service(
         WorkerParts(engine, receiver, peers, facts),
         transfer,

@@ -99,7 +99,10 @@ async def test_a_credit_that_was_given_back_before_it_was_heard_is_a_lost_peer()
             assert not (await client.release(release, deadline_s=5)).held
             return outcome
 
-    async with worker_pair(QUICK, decode_kind=NodeKind(calls=Fickle)) as pair:
+    def fickle(service: WorkerService) -> Any:
+        return Fickle(service)
+
+    async with worker_pair(QUICK, decode_kind=NodeKind(calls=fickle)) as pair:
         with pytest.raises(Exception, match="gave it back"):
             await pair.ask(PROMPT, 6)
         assert pair.journeys.counters.failures == {FailureKind.PEER_LOST.value: 1}

@@ -47,3 +47,15 @@ def test_the_book_is_bounded() -> None:
     for number in range(MAX_PAIRS + 5):
         book.note_success(WorkerIdentity(f"prefill-{number}", "1"), GOOD, float(number))
     assert len(book.reports(1e3)) == MAX_PAIRS
+
+
+def test_a_refusal_is_remembered_longer_than_any_success() -> None:
+    """Forgotten, the pair would be tried again by the next request that it fails."""
+    book = PairBook()
+    book.note_failure(SOURCE, "why", None, 0.0)
+    for number in range(MAX_PAIRS):
+        book.note_success(WorkerIdentity(f"p{number}", "1"), GOOD, 0.5)
+    assert "why" in (book.refusal(SOURCE, 0.5) or "")
+    assert len(book.reports(1.0)) == MAX_PAIRS
+    book.forget(SOURCE)
+    assert book.refusal(SOURCE, 0.5) is None

@@ -16,7 +16,7 @@ from segue.cluster.errors import (
     StaleReference,
 )
 from segue.cluster.identity import Peer, WorkerIdentity
-from segue.workers.peers import MAX_CLIENTS, Peers
+from segue.workers.peers import Peers
 
 
 @pytest_asyncio.fixture
@@ -88,13 +88,23 @@ async def test_a_channel_to_nobody_is_not_kept(pair: Pair) -> None:
     assert peers.client(nobody) is not client
 
 
-async def test_clients_are_bounded_and_the_busiest_stay() -> None:
-    peers = Peers(WorkerIdentity("me", "00"), {}, "token")
-    mine = Peer(WorkerIdentity("p", "0"), "127.0.0.1:1")
-    kept = peers.client(mine)
-    first = peers.client(Peer(WorkerIdentity("p", "1"), "127.0.0.1:1"))
-    for number in range(2, MAX_CLIENTS + 1):
-        peers.client(Peer(WorkerIdentity("p", str(number)), "127.0.0.1:1"))
-        assert peers.client(mine) is kept
+def nobody(number: int) -> Peer:
+    return Peer(WorkerIdentity(f"p{number}", "0"), "127.0.0.1:1")
+
+
+async def test_idle_clients_are_bounded_and_those_asked_for_last_stay() -> None:
+    peers = Peers(WorkerIdentity("me", "00"), {}, "token", max_idle=4)
+    kept, first = peers.client(nobody(0)), peers.client(nobody(1))
+    for number in range(2, 9):
+        peers.client(nobody(number))
+        assert peers.client(nobody(0)) is kept
     assert peers.client(first.peer) is not first
+    await peers.close()
+
+
+async def test_a_client_of_a_former_life_is_not_kept_beside_the_next_one() -> None:
+    peers = Peers(WorkerIdentity("me", "00"), {}, "token")
+    former, other = peers.client(nobody(0)), peers.client(nobody(1))
+    peers.client(replace(nobody(0), identity=WorkerIdentity("p0", "1")))
+    assert peers.client(nobody(0)) is not former and peers.client(nobody(1)) is other
     await peers.close()
