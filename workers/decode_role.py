@@ -37,6 +37,7 @@ from segue.workers.credits import Credits
 from segue.workers.engine import Engine
 from segue.workers.frame_outbox import FrameOutbox
 from segue.workers.landing import Landing, failure_of, what_it_needs
+from segue.workers.late_reads import LateReads
 from segue.workers.lease_renewal import LeaseRenewal
 from segue.workers.peers import Peers
 from segue.workers.sequence import Sequence
@@ -74,6 +75,7 @@ class DecodeRole:
         self._renewal = LeaseRenewal(
             peers, lease_s, clock, lambda: self._landings.values(), self._give_up
         )
+        self._late_reads = LateReads(peers, receiver, read_timeout_s, clock)
         # Of prompts that were announced whole: what was read, and what of it had arrived when the
         # source said that the last chunk was computed.
         self.bytes_announced = 0
@@ -259,7 +261,7 @@ class DecodeRole:
     async def _give_back(self, landing: Landing) -> None:
         """Free what was reserved, once no byte can arrive any more, and tell the source."""
         try:
-            await landing.wait_terminal()
+            await self._late_reads.end(landing)
         finally:
             self._peers.end_use(landing.source.identity, self._receiver)
         sequence = landing.sequence

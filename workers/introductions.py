@@ -6,6 +6,7 @@ One introduction at a time serves all who ask; a failed one is tried again by th
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NoReturn
 
 from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, FailureKind, TransferError
@@ -78,13 +79,30 @@ class Introductions:
         done = receiver.connect(
             source.identity.incarnation, theirs.transport_metadata, theirs.num_blocks
         )
+        problem = ""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await asyncio.wrap_future(done)
         except TimeoutError:
-            message = f"the transport did not connect to {source.identity}"
-            raise TransferError(message) from None
+            problem = f"the transport did not connect within {CONNECT_SECONDS:g} s"
+        except TransferError as error:
+            problem = error.message
+        if problem:
+            self._refuse(source.identity, problem, None, receiver)
         await self._preflight(source.identity, theirs, receiver)
+
+    def _refuse(
+        self,
+        source: WorkerIdentity,
+        problem: str,
+        result: ProbeResult | None,
+        receiver: Receiver,
+    ) -> NoReturn:
+        refusal = f"no KV from {source} to {self._identity}: {problem}"
+        self._pairs.note_failure(source, refusal, result, self._clock())
+        receiver.disconnect(source.incarnation)
+        logger.warning("preflight: %s", refusal)
+        raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
 
     async def _preflight(
         self, source: WorkerIdentity, theirs: WorkerDescription, receiver: Receiver
@@ -105,11 +123,7 @@ class Introductions:
         except TimeoutError:
             problem = "the transfer thread did not answer"
         if problem:
-            refusal = f"no KV from {source} to {self._identity}: {problem}"
-            self._pairs.note_failure(source, refusal, result, self._clock())
-            receiver.disconnect(source.incarnation)
-            logger.warning("preflight: %s", refusal)
-            raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
+            self._refuse(source, problem, result, receiver)
         assert result is not None
         self._pairs.note_success(source, result, self._clock())
         medium = result.medium

@@ -123,6 +123,11 @@ class Landing:
         for read in self.reads:
             await asyncio.wrap_future(read.verified)
 
+    @property
+    def is_terminal(self) -> bool:
+        """No byte can arrive any more."""
+        return all(read.terminal.done() for read in self.reads)
+
     async def wait_terminal(self) -> None:
         """Until no byte can arrive any more. Not bounded: a timeout would prove nothing."""
         for read in self.reads:
