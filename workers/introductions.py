@@ -38,14 +38,18 @@ class Introductions:
         pairs: PairBook,
         client: Callable[[Peer], WorkerClient],
         clock: Callable[[], float],
+        on_met: Callable[[WorkerIdentity, Receiver], None],
     ) -> None:
+        """`on_met` hears of every one that succeeded, also if nobody waits for it any more."""
         self._identity = identity
         self._fingerprint = fingerprint
         self._transfer = transfer
         self._pairs = pairs
         self._client = client
         self._clock = clock
+        self._on_met = on_met
         self._under_way: dict[WorkerIdentity, asyncio.Task[None]] = {}
+        self._met: set[WorkerIdentity] = set()  # that they are connected alone proves nothing
 
     async def meet(self, source: Peer, receiver: Receiver) -> None:
         """Returns once `receiver` can read from `source`. Refuses what is not compatible, and
@@ -53,19 +57,27 @@ class Introductions:
         identity = source.identity
         task = self._under_way.get(identity)
         if task is None:
-            if receiver.is_connected(identity.incarnation):
+            if identity in self._met and receiver.is_connected(identity.incarnation):
                 return
+            self._met.discard(identity)
             if (refusal := self._pairs.refusal(identity, self._clock())) is not None:
                 raise AttemptFailed(FailureKind.PREFLIGHT, refusal)
             task = asyncio.create_task(self._introduce(source, receiver))
             self._under_way[identity] = task
-            task.add_done_callback(lambda done: self._introduced(identity, done))
+            task.add_done_callback(lambda done: self._introduced(identity, receiver, done))
         await asyncio.shield(task)
 
-    def _introduced(self, identity: WorkerIdentity, task: asyncio.Task[None]) -> None:
+    def _introduced(
+        self, identity: WorkerIdentity, receiver: Receiver, task: asyncio.Task[None]
+    ) -> None:
         self._under_way.pop(identity, None)
-        if not task.cancelled():
-            task.exception()  # whoever still waits has it
+        if not task.cancelled() and task.exception() is None:
+            self._met.add(identity)
+            self._on_met(identity, receiver)
+
+    def forget(self, identity: WorkerIdentity) -> None:
+        """It was, or will be, disconnected."""
+        self._met.discard(identity)
 
     async def _introduce(self, source: Peer, receiver: Receiver) -> None:
         theirs = await self._client(source).describe(deadline_s=DESCRIBE_SECONDS)

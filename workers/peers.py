@@ -53,6 +53,7 @@ class Peers:
             self.pairs,
             lambda peer: self.client(peer),
             clock,
+            self._keep,
         )
         self._greetings: dict[WorkerIdentity, asyncio.Task[None]] = {}
         self._max_idle = max_idle
@@ -77,7 +78,10 @@ class Peers:
         Refuses what is not compatible, and whoever failed the preflight a moment ago.
         """
         await self._introductions.meet(source, receiver)
-        self._let_go(self._sources.meet(source.identity, self._clock()), receiver)
+        self._keep(source.identity, receiver)
+
+    def _keep(self, source: WorkerIdentity, receiver: Receiver) -> None:
+        self._let_go(self._sources.meet(source, self._clock()), receiver)
 
     def use(self, source: WorkerIdentity) -> None:
         """Something is to be read from it: see `end_use`."""
@@ -99,6 +103,7 @@ class Peers:
         """It is gone or out of reach: reads from it end as failed, when that is certain."""
         logger.warning("%s is disconnected: %s", source, reason)
         self._sources.drop(source)
+        self._introductions.forget(source)
         self._clients.close_life(source)
         self.pairs.forget(source)
         receiver.disconnect(source.incarnation)
@@ -106,6 +111,7 @@ class Peers:
     def _let_go(self, sources: Iterable[WorkerIdentity], receiver: Receiver) -> None:
         for source in sources:
             logger.info("%s is disconnected: nothing is read from it", source)
+            self._introductions.forget(source)
             self._clients.close_idle(source)
             receiver.disconnect(source.incarnation)
 

@@ -15,6 +15,7 @@ from segue.cluster.errors import (
     StaleKind,
     StaleReference,
 )
+from segue.cluster.fleet import Sources
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.workers.peers import Peers
 
@@ -39,6 +40,23 @@ async def test_a_caller_that_leaves_does_not_end_the_introduction(pair: Pair) ->
     leaving.cancel()
     await staying
     assert leaving.cancelled()
+
+
+async def test_whom_nobody_waits_for_any_more_is_not_kept_for_ever(pair: Pair) -> None:
+    """It is met all the same; the controller's word that it is dead must reach it."""
+    peers, receiver = pair.decode.service.parts.peers, pair.decode.receiver
+    incarnation = pair.prefill.identity.incarnation
+    leaving = asyncio.create_task(peers.connect(pair.prefill.peer, receiver))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await pair.until(peers.pair_reports)
+    next_life = Peer(WorkerIdentity("prefill-0", "next"), "127.0.0.1:1")
+
+    def is_gone() -> bool:
+        peers.greet(Sources((next_life,)), receiver)
+        return not receiver.is_connected(incarnation)
+
+    await pair.until(is_gone)
 
 
 async def test_a_failed_introduction_is_tried_again(pair: Pair) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from worker_pair import BLOCK_SIZE, PROBE_BYTES, Node, Pair, worker_pair
+from worker_pair import BLOCK_SIZE, PROBE_BYTES, Node, NodeKind, Pair, worker_pair
 
 from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import AttemptFailed, FailureKind
@@ -16,6 +16,7 @@ from segue.kvtransfer.loopback_transport import Faults
 from segue.kvtransfer.medium import Medium, MediumKind
 from segue.kvtransfer.preflight import TIMED_READS
 from segue.kvtransfer.probe_area import NUM_SLOTS
+from segue.kvtransfer.receiver import Receiver
 
 PROMPT = range(3 * BLOCK_SIZE + 1)
 QUICK = TransferConfig(transport="loopback", read_timeout_s=1.0, preflight_timeout_s=0.2)
@@ -85,6 +86,22 @@ async def test_a_bad_pair_is_refused_and_tried_again_later(
     answer = await strangers.ask(PROMPT, 4)
     assert len(answer.tokens) == 4
     assert strangers.journeys.counters.rungs == {"disaggregated": 1}
+
+
+class SlowToDisconnect(Receiver):
+    """Its thread has not got to it yet."""
+
+    def disconnect(self, peer: str) -> None:
+        pass
+
+
+async def test_a_bad_pair_is_refused_before_it_is_disconnected() -> None:
+    kind = NodeKind(receiver=SlowToDisconnect)
+    async with worker_pair(QUICK, decode_kind=kind, introduced=False) as pair:
+        pair.fabric.set_faults(Faults(corrupt=True))
+        await refused(pair)
+        assert pair.decode.receiver.is_connected(pair.prefill.identity.incarnation)
+        assert "tried again in" in (await refused(pair)).message
 
 
 async def test_a_transport_that_is_not_allowed_is_never_used() -> None:
