@@ -27,7 +27,7 @@ import torch
 
 from segue.cluster.errors import TransferError
 from segue.cluster.identity import new_incarnation
-from segue.kvtransfer.checksum import block_checksums, memory_view
+from segue.kvtransfer.checksum import host_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.nixl_metadata import RegionMetadata
 from segue.kvtransfer.nixl_transport import NixlTransport, load_nixl
@@ -148,7 +148,12 @@ class SegueReader:
         self._memory = Memory(own := new_incarnation(), 1)
         transport = NixlTransport(own, unit_bytes=LAYOUT.block_bytes)
         transport.register(self._memory.address, self._memory.array.nbytes, "cpu")
-        self._receiver = Receiver(transport, LAYOUT, self._memory.blocks, area=self._memory.area)
+        self._receiver = Receiver(
+            transport,
+            LAYOUT,
+            host_checksums(self._memory.blocks, LAYOUT),
+            area=self._memory.area,
+        )
         self._receiver.start()
         self._receiver.connect(source, metadata, LAYOUT.num_blocks).result(READ_SECONDS)
 
@@ -206,7 +211,7 @@ def measure(rounds: int, seed: int = 7) -> dict[str, object]:
             pair = segue.preflight()
             print(f"{pair['transport']} ({pair['detail']}), {LAYOUT.block_bytes} bytes a block")
             same = Memory(source, seed)
-            sums = block_checksums(same.blocks, LAYOUT, range(LAYOUT.num_blocks))
+            sums = list(host_checksums(same.blocks, LAYOUT)(range(LAYOUT.num_blocks)))
             ways: dict[str, Callable[[Blocks], None]] = {
                 "raw": lambda blocks: raw.read(raw.described(blocks)),
                 "prepared": lambda blocks: raw.read(raw.prepared(blocks)),

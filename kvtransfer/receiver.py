@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from segue.cluster.errors import TransferError
 from segue.cluster.thread_pulse import ThreadPulse
-from segue.kvtransfer.checksum import block_checksums
+from segue.kvtransfer.checksum import BlockChecksums
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.plan import plan_blocks
 from segue.kvtransfer.preflight import Probe, Probes
@@ -60,14 +60,14 @@ class Receiver:
         self,
         transport: Transport,
         layout: KVLayout,
-        region: memoryview,
+        checksums: BlockChecksums,
         clock: Callable[[], float] = time.monotonic,
         area: ProbeArea | None = None,
     ) -> None:
-        """Without an `area` no peer can be probed."""
+        """`checksums` are those of our own blocks. Without an `area` no peer can be probed."""
         self.transport = transport
         self.layout = layout
-        self._region = region
+        self._checksums = checksums
         self._clock = clock
         self.num_corrupt_blocks = 0  # which arrived with other bytes than were announced
         self._peers: dict[str, KVLayout] = {}
@@ -289,7 +289,7 @@ class Receiver:
         if read.verified.done():
             return
         if read.checksums:
-            found = block_checksums(self._region, self.layout, read.local_blocks)
+            found = self._checksums(read.local_blocks)
             bad = sum(a != b for a, b in zip(found, read.checksums, strict=True))
             if bad:
                 self.num_corrupt_blocks += bad

@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from segue.cluster.errors import FailureKind
@@ -68,6 +69,7 @@ class Engine:
         self._handoffs = Handoffs(self.cache, execution.checksums)
         self._outcome = StepOutcome()
         self._inbox: deque[tuple[Callable[[], object], Sequence | None]] = deque()
+        self._answers: list[Callable[[], None]] = []  # of `call`, told when no copy is waiting
         self._wake = threading.Condition()
         self._stopping = False
         self._next_tick = clock() + TICK_SECONDS
@@ -100,15 +102,21 @@ class Engine:
             self._wake.notify()
 
     def call(self, action: Callable[[], T]) -> Future[T]:
-        """As `post`, with the result or the exception. Who stops waiting does not undo it."""
+        """As `post`, with the result or the exception. Who stops waiting does not undo it.
+
+        Whoever gets the result may do with its blocks as it likes, let a peer write into them for
+        one: every copy that was ordered until then has been carried out.
+        """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # so that no waiter can cancel it
 
         def run() -> None:
             try:
-                future.set_result(action())
+                result = action()
             except Exception as error:
-                future.set_exception(error)
+                self._answers.append(partial(future.set_exception, error))
+            else:
+                self._answers.append(partial(future.set_result, result))
 
         self.post(run)
         return future
@@ -222,6 +230,19 @@ class Engine:
                 self.counters.failed_commands += 1
                 if sequence is not None:
                     self._lose(sequence, Failure(FailureKind.COMPUTE, repr(error)))
+        if self._answers:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Tell the results of calls, behind all copies that they and others have ordered."""
+        answers, self._answers = self._answers, []
+        try:
+            self._copy_blocks()
+        except Exception:  # those it struck have been told; whose call it was is told as it went
+            logger.exception("block copies failed")
+            self.counters.failed_steps += 1
+        for answer in answers:
+            answer()
 
     def _expire(self, now: float) -> None:
         for sequence in list(self._sequences.values()):
@@ -233,7 +254,7 @@ class Engine:
     def _step(self, now: float) -> None:
         self.cache.refresh(now)
         plan = self.scheduler.schedule()
-        self._copy_blocks(plan)
+        self._copy_blocks(plan.reservations)
         self._outcome.granted.extend(plan.reservations)
         self.counters.pauses += len(plan.paused)
         began = time.time()
@@ -252,7 +273,7 @@ class Engine:
         counters.context_tokens += plan.num_context_tokens
         counters.last_progress = self._clock()
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
+    def _copy_blocks(self, granted: Iterable[Sequence] = ()) -> None:
         """Before the step computes, and before anybody may write into a block from outside.
 
         If that fails, nobody knows what the blocks of these copies hold, nor whether those who
@@ -265,7 +286,7 @@ class Engine:
             self._execution.copy_blocks(copies)
         except Exception as error:
             spoilt = self.cache.abandon_copies(list(self._sequences.values()))
-            for sequence in dict.fromkeys((*spoilt, *plan.reservations)):
+            for sequence in dict.fromkeys((*spoilt, *granted)):
                 self._fail(sequence, Failure(FailureKind.COMPUTE, repr(error)))
             raise
         self.cache.end_copies()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,8 +13,9 @@ from segue.kernels.paged_cache import CacheShape, PagedCache
 from segue.kernels.quantization import CODE_FORMATS, CodeFormat
 from segue.workers.batch import PackedBatch
 from segue.workers.block_copies import BlockCopier
+from segue.workers.device_work import DeviceWork, open_device_work
 from segue.workers.kvcache.block_operations import BlockOperation
-from segue.workers.models.layer_clock import group_ends, open_clock
+from segue.workers.models.layer_clock import LayerClock, group_ends, open_clock
 from segue.workers.models.llama import Llama
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.models.step import StepIndex
@@ -25,6 +26,14 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What a device was given and may still be computing. `logits` are not to be read yet."""
+
+    logits: torch.Tensor
+    clock: LayerClock | None = None
 
 
 class ModelRunner:
@@ -44,6 +53,7 @@ class ModelRunner:
         num_spare_bytes: int = 0,
         dummy_seed: int = 0,
         layer_groups: int | None = 1,
+        work: DeviceWork | None = None,
     ) -> None:
         """`num_spare_bytes`: allocated behind the blocks, and not used here.
 
@@ -52,6 +62,7 @@ class ModelRunner:
         self.spec: ModelSpec = load_spec(folder, load_format=load_format, dummy_seed=dummy_seed)
         self._group_ends = group_ends(self.spec.num_layers, layer_groups)
         self.device = torch.device(device)
+        self._work = work or open_device_work(self.device)
         kernels = kernels_for(self.device)
         weights = load_weights(
             folder,
@@ -73,28 +84,43 @@ class ModelRunner:
             self._shape, num_heads=self.spec.num_heads, vocab_size=self.spec.vocab_size
         )
         self.num_host_blocks = num_host_blocks
-        self._copier = BlockCopier(self.kv_cache, num_host_blocks)
+        self._copier = BlockCopier(self.kv_cache, num_host_blocks, self._work)
 
-    @torch.inference_mode()
     def execute(
         self, batch: PackedBatch, on_layers: Callable[[int], None] | None = None
     ) -> torch.Tensor:
         """Logits (float32, on the CPU) of each slice with `samples` and then of each row.
 
         `on_layers` is told, at the end of each group of layers, for how many layers the step's
-        keys and values are in the cache. Raises ValueError for a batch with ids out of
-        range; then nothing was computed.
+        keys and values are in the cache. When it returns, all of them are, also if no row
+        samples. Raises ValueError for a batch with ids out of range; then nothing was computed.
         """
+        return self.collect(self.launch(batch, on_layers))
+
+    @torch.inference_mode()
+    def launch(
+        self, batch: PackedBatch, on_layers: Callable[[int], None] | None = None
+    ) -> LaunchedStep:
+        """Give the device a step; `collect` waits for its end. See `execute`."""
         step = self._steps.tensors(batch).to(self.device)
         if on_layers is None or not self._group_ends:
-            return self._model.forward(step, self._cache).float().cpu()
+            return LaunchedStep(self._model.forward(step, self._cache))
         clock = open_clock(self.device, self._group_ends, on_layers)
-        logits = self._model.forward(step, self._cache, clock)
-        clock.finish()
-        return logits.float().cpu()
+        return LaunchedStep(self._model.forward(step, self._cache, clock), clock)
+
+    @torch.inference_mode()
+    def collect(self, step: LaunchedStep) -> torch.Tensor:
+        """The logits, once everything of the step is done.
+
+        Copying them is no such wait: of a step that samples nothing there is nothing to copy.
+        """
+        if step.clock is not None:
+            step.clock.finish()
+        self._work.finish()
+        return step.logits.float().cpu()
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
-        """Carry out the operations in their order, before what `execute` does next."""
+        """Carry out the operations in their order; when it returns, they are done."""
         self._copier.run(operations)
 
 

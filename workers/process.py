@@ -34,7 +34,7 @@ from segue.workers.kv_identity import (
     kv_block_bytes,
     kv_layout,
 )
-from segue.workers.kv_region import block_sums, open_region
+from segue.workers.kv_region import announced_checksums, open_region
 from segue.workers.kvcache.block_pool import BlockPool
 from segue.workers.kvcache.kv_cache import KVCache
 from segue.workers.kvcache.policy import ReusePolicy
@@ -268,7 +268,7 @@ class WorkerProcess:
         )
         return Engine(
             Scheduler(cache, budget, settings),
-            StepExecution(runner, block_sums(runner, layout, self.settings.transfer)),
+            StepExecution(runner, announced_checksums(runner, layout, self.settings.transfer)),
             self._engine_says,
             recorder=PlanRecorder(config.trace_steps),
         )

@@ -25,12 +25,17 @@ class Runner(Protocol):
     def execute(self, batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
         """Float32 logits, one row for each slice that samples, then one for each row.
 
+        When it returns, the device has done all of it, whether or not anything samples: what is
+        told then may be read by others at once.
         `on_layers` is called in this thread, while the rest is computed, with ever more layers.
         """
         ...
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
-        """Carry out the operations in their order, before what `execute` does next."""
+        """Carry out the operations in their order, before what `execute` does next.
+
+        When it returns, they are done: others may write into what they read, at once.
+        """
         ...
 
 
@@ -51,14 +56,14 @@ class StepExecution:
     """`checksum` gives one checksum a block; None: checksums are off."""
 
     def __init__(
-        self, runner: Runner, checksum: Callable[[Sequence[int]], tuple[int, ...]] | None
+        self, runner: Runner, checksum: Callable[[Sequence[int]], Sequence[int]] | None
     ) -> None:
         self._runner = runner
         self._checksum = checksum
         self._sampling = _RowSampling()
 
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        return self._checksum(block_ids) if self._checksum else ()
+        return tuple(self._checksum(block_ids)) if self._checksum else ()
 
     def copy_blocks(self, operations: Sequence[BlockOperation]) -> None:
         self._runner.copy_blocks(operations)

@@ -11,7 +11,11 @@ class TransferConfig(Section):
     transport: Literal["nixl", "loopback"] = Field(
         default="nixl", description="loopback works within one process only (tests)"
     )
-    checksum: bool = Field(default=True, description="verify each block after it was read")
+    checksum: bool | Literal["auto"] = Field(
+        default="auto",
+        description="verify each block after it was read; auto: where KV lies in host memory. On a "
+        "GPU blocks are copied to the host to be summed up, at both ends",
+    )
     layer_groups: Annotated[int, Field(ge=1, le=16)] | None = Field(
         default=None, description="groups of layers in which a last chunk is sent; default: 2"
     )

@@ -7,6 +7,7 @@ import pytest
 
 from segue.bench.transfer_bench import LAYOUT, PROBE_BYTES, Memory, source_process
 from segue.cluster.identity import new_incarnation
+from segue.kvtransfer.checksum import host_checksums
 from segue.kvtransfer.medium import MediumKind
 from segue.kvtransfer.nixl_transport import NixlTransport
 from segue.kvtransfer.preflight import ProbeFailure
@@ -31,7 +32,8 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
         with source_process(SOURCE, 1) as metadata:
             transport = NixlTransport(own)
             transport.register(memory.address, memory.array.nbytes, "cpu")
-            receiver = Receiver(transport, LAYOUT, memory.blocks, area=memory.area)
+            sums = host_checksums(memory.blocks, LAYOUT)
+            receiver = Receiver(transport, LAYOUT, sums, area=memory.area)
             receiver.start()
             receiver.connect(SOURCE, metadata, LAYOUT.num_blocks).result(10)
             before = memory.blocks[:PAGE_BYTES].tobytes(), memory.blocks[-PAGE_BYTES:].tobytes()

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from segue.cluster.errors import TransferError
-from segue.kvtransfer.checksum import block_checksums, memory_view
+from segue.kvtransfer.checksum import host_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import Faults, LoopbackFabric, LoopbackTransport
 from segue.kvtransfer.receiver import BlockRead, Receiver
@@ -51,13 +51,13 @@ class Pair:
         metadata = source.register(self.source.address, LAYOUT.num_bytes, "cpu")
         target = LoopbackTransport(self.fabric, "target")
         target.register(self.target.address, LAYOUT.num_bytes, "cpu")
-        self.receiver = Receiver(target, LAYOUT, self.target.view)
+        self.receiver = Receiver(target, LAYOUT, host_checksums(self.target.view, LAYOUT))
         self.receiver.start()
         self.metadata = metadata
         self.receiver.connect("source", metadata, LAYOUT.num_blocks).result(5)
 
     def sums(self, *blocks: int) -> tuple[int, ...]:
-        return tuple(block_checksums(self.source.view, LAYOUT, blocks))
+        return tuple(host_checksums(self.source.view, LAYOUT)(blocks))
 
     def read(
         self, remote: tuple[int, ...], local: tuple[int, ...], timeout: float = 5.0
@@ -200,7 +200,7 @@ def test_a_transport_that_cannot_forget_a_peer_ends_nobody(pair: Pair) -> None:
 
     transport = Stubborn(pair.fabric, "stubborn")
     transport.register(pair.target.address, LAYOUT.num_bytes, "cpu")
-    receiver = Receiver(transport, LAYOUT, pair.target.view)
+    receiver = Receiver(transport, LAYOUT, host_checksums(pair.target.view, LAYOUT))
     receiver.start()
     receiver.connect("source", pair.metadata, LAYOUT.num_blocks).result(5)
     receiver.disconnect("source")
@@ -231,7 +231,7 @@ def test_a_read_that_the_transport_loses_is_quarantined_alone(pair: Pair) -> Non
 
     transport = Loses(pair.fabric, "loses")
     transport.register(pair.target.address, LAYOUT.num_bytes, "cpu")
-    receiver = Receiver(transport, LAYOUT, pair.target.view)
+    receiver = Receiver(transport, LAYOUT, host_checksums(pair.target.view, LAYOUT))
     receiver.start()
     receiver.connect("source", pair.metadata, LAYOUT.num_blocks).result(5)
     first, second = (

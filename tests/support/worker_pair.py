@@ -30,7 +30,7 @@ from segue.cluster.rpc.server import RpcServer, start_server
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.cluster.rpc.worker_service import add_worker_service
 from segue.cluster.worker_api import WorkerApi
-from segue.kvtransfer.checksum import block_checksums, memory_view
+from segue.kvtransfer.checksum import host_checksums, memory_view
 from segue.kvtransfer.layout import KVLayout
 from segue.kvtransfer.loopback_transport import LoopbackFabric, LoopbackTransport
 from segue.kvtransfer.probe_area import ProbeArea, area_bytes
@@ -83,7 +83,7 @@ class PagedRunner(FakeRunner):
         return memory_view(self.memory.ctypes.data, self.layout.num_bytes)
 
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        return tuple(block_checksums(self.region, self.layout, block_ids))
+        return tuple(host_checksums(self.region, self.layout)(block_ids))
 
     def execute(self, batch: PackedBatch, on_layers: LayerNews | None = None) -> torch.Tensor:
         assert self.gate.wait(GATE_SECONDS), "a test forgot to open the gate"
@@ -288,7 +288,7 @@ async def start_node(
     )
     allocation = runner.allocation
     metadata = transport.register(allocation.ctypes.data, allocation.nbytes, "cpu")
-    receiver = kind.receiver(transport, runner.layout, runner.region, area=area)
+    receiver = kind.receiver(transport, runner.layout, runner.checksums, area=area)
     fingerprint = runner.layout.fingerprint()
     facts = WorkerFacts(role, fingerprint, metadata, num_blocks, runner.layout.block_bytes)
     peers = Peers(identity, fingerprint, TOKEN, transfer, max_idle=kind.max_idle)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.workers.block_copies import BlockCopier
+from segue.workers.device_work import HostWork
 from segue.workers.kvcache.block_operations import (
     BlockOperation,
     CopyBlock,
@@ -35,7 +36,7 @@ def test_operations_run_in_their_order(ordered: list[BlockOperation], dtype: tor
     memory = kv_memory(dtype)
     device = [memory[block].clone() for block in range(BLOCKS)]
     host = [torch.zeros_like(device[0]) for _ in range(SLOTS)]
-    copier = BlockCopier(memory, SLOTS)
+    copier = BlockCopier(memory, SLOTS, HostWork())
     fill = [OffloadBlock(0, slot) for slot in range(SLOTS)]
     copier.run([*fill, *ordered])
     for operation in (*fill, *ordered):
@@ -50,6 +51,6 @@ def test_operations_run_in_their_order(ordered: list[BlockOperation], dtype: tor
 
 
 def test_no_host_tier_takes_no_memory() -> None:
-    copier = BlockCopier(kv_memory(torch.float32), 0)
+    copier = BlockCopier(kv_memory(torch.float32), 0, HostWork())
     with pytest.raises(IndexError):
         copier.run([OffloadBlock(0, 0)])

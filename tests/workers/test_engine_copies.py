@@ -5,7 +5,14 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
-from engine_parts import FakeRunner, expected_tokens, make_engine, make_scheduler, make_sequence
+from engine_parts import (
+    PEER,
+    FakeRunner,
+    expected_tokens,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+)
 
 from segue.cluster.errors import FailureKind
 from segue.workers.engine import Engine
@@ -116,3 +123,49 @@ def test_a_copy_that_fails_ends_its_sequences_and_nobody_is_served_from_the_cach
     bench.add(third)
     assert bench.answer(third) == expected_tokens([*range(7), 50], 3)
     assert third.num_cached == 0
+
+
+def test_a_landing_that_grows_is_told_of_blocks_that_nothing_reads_any_more() -> None:
+    """An answer that moves here writes on, and a peer writes into what is added the moment it is
+    told. What was cached in those blocks is on its way to the host tier."""
+    runner = FakeRunner(4, 4, 4)
+    engine = make_engine(
+        make_scheduler(4, 4, reuse=ReusePolicy(num_host_slots=4), expected_output=1),
+        runner,
+        lambda outcome: None,
+    )
+    engine.add(make_sequence("prefix", range(1, 13), 2))
+    for _ in range(6):
+        engine.run_once()
+    moving = make_sequence("moving", [50] * 4, 8, source=PEER)
+    engine.add(moving)
+    engine.run_once()
+    before = [list(slots) for slots in runner.slots]
+    held = len(moving.block_ids)
+    grown = engine.call(lambda: engine.cache.extend_landing(moving, 3))
+    written = []
+
+    def write(_: object) -> None:
+        for block_id in moving.block_ids[held:]:
+            written.append(list(before[block_id]))
+            runner.slots[block_id] = [99] * 4  # a peer's bytes
+
+    grown.add_done_callback(write)
+    engine.run_once()
+    assert grown.result(0) and len(written) == 2
+    tier = [slots for slots in runner.host if slots is not None]
+    assert [99] * 4 not in tier
+    assert all(slots in tier for slots in written)  # what was there before is what was saved
+
+
+def test_a_call_is_answered_though_its_copies_fail() -> None:
+    engine = make_engine(make_scheduler(4, 4), runner := CopyingRunner(), lambda outcome: None)
+    runner.broken = True
+
+    def order() -> str:
+        engine.cache._content.copies.offload(0, 0)
+        return "done"
+
+    answer = engine.call(order)
+    engine.run_once()
+    assert answer.result(0) == "done" and engine.counters.failed_steps == 1

@@ -109,7 +109,7 @@ def test_a_long_rest_is_no_stall_when_work_comes_again() -> None:
         make_scheduler(), StepExecution(runner, None), lambda outcome: None, lambda: now[0]
     )
     transport = LoopbackTransport(LoopbackFabric(), "alone")
-    receiver = Receiver(transport, runner.layout, runner.region)
+    receiver = Receiver(transport, runner.layout, runner.checksums)
     watchdog = Watchdog(engine, receiver, 60.0, lambda: now[0])
     runner.gate.clear()
     engine.start()
