@@ -8,11 +8,9 @@ thread that touches scheduler, KV-cache and sequences.
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from segue.cluster.errors import FailureKind
@@ -20,6 +18,7 @@ from segue.cluster.handoff import Announcement, Failure, TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
 from segue.cluster.thread_pulse import ThreadPulse
+from segue.workers.engine_inbox import EngineInbox
 from segue.workers.generation_batch import Ids
 from segue.workers.handoffs import Handoffs
 from segue.workers.kvcache.kv_cache import KVCache
@@ -68,9 +67,8 @@ class Engine:
         self._sequences: dict[AttemptId, Sequence] = {}
         self._handoffs = Handoffs(self.cache, execution.checksums)
         self._outcome = StepOutcome()
-        self._inbox: deque[tuple[Callable[[], object], Sequence | None]] = deque()
-        self._answers: list[Callable[[], None]] = []  # of `call`, told when no copy is waiting
         self._wake = threading.Condition()
+        self._inbox = EngineInbox(self._wake)
         self._stopping = False
         self._next_tick = clock() + TICK_SECONDS
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -97,9 +95,7 @@ class Engine:
 
     def post(self, action: Callable[[], object], concerns: Sequence | None = None) -> None:
         """Run `action` in the engine thread before the next step. Raises it, `concerns` ends."""
-        with self._wake:
-            self._inbox.append((action, concerns))
-            self._wake.notify()
+        self._inbox.post(action, concerns)
 
     def call(self, action: Callable[[], T]) -> Future[T]:
         """As `post`, with the result or the exception. Who stops waiting does not undo it.
@@ -107,19 +103,7 @@ class Engine:
         Whoever gets the result may do with its blocks as it likes, let a peer write into them for
         one: every copy that was ordered until then has been carried out.
         """
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # so that no waiter can cancel it
-
-        def run() -> None:
-            try:
-                result = action()
-            except Exception as error:
-                self._answers.append(partial(future.set_exception, error))
-            else:
-                self._answers.append(partial(future.set_result, result))
-
-        self.post(run)
-        return future
+        return self._inbox.call(action)
 
     # -- in the engine thread, by post -------------------------------------------------------
 
@@ -219,10 +203,7 @@ class Engine:
             return not self._stopping
 
     def _obey(self) -> None:
-        with self._wake:
-            actions = list(self._inbox)
-            self._inbox.clear()
-        for action, sequence in actions:
+        for action, sequence in self._inbox.commands():
             try:
                 action()
             except Exception as error:
@@ -230,12 +211,11 @@ class Engine:
                 self.counters.failed_commands += 1
                 if sequence is not None:
                     self._lose(sequence, Failure(FailureKind.COMPUTE, repr(error)))
-        if self._answers:
-            self._answer()
+        if answers := self._inbox.answers():
+            self._answer(answers)
 
-    def _answer(self) -> None:
+    def _answer(self, answers: list[Callable[[], None]]) -> None:
         """Tell the results of calls, behind all copies that they and others have ordered."""
-        answers, self._answers = self._answers, []
         try:
             self._copy_blocks()
         except Exception:  # those it struck have been told; whose call it was is told as it went
