@@ -20,7 +20,7 @@ class Command(NamedTuple):
 
 
 class EngineInbox:
-    """`post` and `call` are for other threads, the rest is the engine's. `wake` guards the queue."""
+    """`post` and `call` are for other threads, the rest for the engine's own."""
 
     def __init__(self, wake: threading.Condition) -> None:
         self._wake = wake

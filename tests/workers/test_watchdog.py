@@ -29,7 +29,7 @@ class FragileEngine(Engine):
     """Dies when an odd thing is asked of it."""
 
     def run_once(self) -> None:
-        if any(action is fatal for action, _ in self._inbox):
+        if any(action is fatal for action, _ in self._inbox._commands):
             raise ZeroDivisionError("a defect in the loop")
         super().run_once()
 
