@@ -4,6 +4,7 @@
 #   make bench-scheduler                       what a step costs beside the model, in microseconds
 #   make bench-transfer                        reading KV blocks from a process, beside NIXL alone
 #   make faults [ARGS="--only decode"]         every cell of the fault matrix, as a table
+#   make fuzz [SECONDS=600] [ARGS="--seed 1"]   random traffic and faults on real workers, every token compared
 #   make soak [MINUTES=10]                     traffic while workers are killed; last line: JSON
 #   make check                                 format, lint, both type checkers, tests
 #   make proto                                 regenerate cluster/rpc/serving_pb2*
@@ -14,6 +15,7 @@ VENV ?= .venv
 CONFIG ?=
 ARGS ?=
 MINUTES ?= 10
+SECONDS ?= 600
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -22,7 +24,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 PROTO := src/segue/cluster/rpc/serving.proto
 
-.PHONY: install serve test faults soak check mypy pyright bench-scheduler bench-transfer proto readme clean
+.PHONY: install serve test faults fuzz soak check mypy pyright bench-scheduler bench-transfer proto readme clean
 
 install: $(STAMP)
 
@@ -58,6 +60,9 @@ endif
 
 faults: $(DEV_STAMP)
 	$(BIN)/python tests/support/fault_course.py $(ARGS)
+
+fuzz: $(DEV_STAMP)
+	$(BIN)/python tests/support/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 soak: $(DEV_STAMP)
 	$(BIN)/python tests/support/soak.py --minutes $(MINUTES) $(ARGS)

@@ -19,6 +19,7 @@ from segue.router.gateway import create_app
 from segue.router.links import WorkerLinks
 from segue.router.listener import open_listener
 from segue.router.migration import Migrations
+from segue.router.operations import Operations
 from segue.router.rebinding import Rebinding
 from segue.router.server import GatewayServer
 
@@ -55,6 +56,7 @@ async def serve(folder: Path, port: int) -> None:
         ),
         metrics_text=lambda: metrics.text(watcher.view),
         status=status,
+        operations=Operations(journeys, migrations, links, lambda: watcher.view),
     )
     server = GatewayServer(app)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
