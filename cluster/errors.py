@@ -92,6 +92,7 @@ class FailureKind(StrEnum):
     WORKER_LOST = "worker_lost"  # the connection to the worker broke, or it was declared dead
     DEADLINE = "deadline"
     COMPUTE = "compute"  # this request's own step raised
+    BUSY = "busy"  # it is full and has not touched it: no fault of anybody's, and it will pass
     DRAINING = "draining"  # the worker leaves and has not touched it: no fault of anybody's
 
 

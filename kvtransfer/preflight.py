@@ -1,5 +1,6 @@
 """The first contact of a pair: read a pattern, check every byte, time it, name the medium."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ class ProbeFailure(TransferError):
     """The pair cannot be trusted with KV."""
 
 
+class ProbesBusy(TransferError):
+    """Too many preflights were under way: this one has not begun, and says nothing of its pair."""
+
+
 def _promise() -> "Future[ProbeResult]":
     future: Future[ProbeResult] = Future()
     future.set_running_or_notify_cancel()  # a waiter that gives up cannot cancel it
@@ -40,14 +45,20 @@ class Probe:
     """
 
     def __init__(
-        self, peer: str, expected: bytes, deadline: float, clock: Callable[[], float]
+        self, peer: str, expected: bytes, timeout_s: float, clock: Callable[[], float]
     ) -> None:
+        """`timeout_s`: for its reads, from the first one on, and before that for its turn."""
         self.peer = peer
         self.result = _promise()
         self._expected = expected
-        self._deadline = deadline
+        self._timeout_s = timeout_s
         self._clock = clock
+        self._deadline = clock() + timeout_s
         self._seconds: list[float] = []
+
+    @property
+    def has_waited_too_long(self) -> bool:
+        return self._clock() >= self._deadline
 
     def start(self, transport: Transport, area: ProbeArea, slot: int, offset: int) -> None:
         """Post the first read, of the pattern at `offset` of the peer's region, into `slot`.
@@ -57,6 +68,7 @@ class Probe:
         self._area = area
         self._local = area.slot(slot, len(self._expected))
         self._remote = ByteRange(offset, len(self._expected))
+        self._deadline = self._clock() + self._timeout_s
         self._post(transport)
 
     def _post(self, transport: Transport) -> None:
@@ -97,19 +109,23 @@ class Probe:
     def is_hurried(self) -> bool:
         return not self.result.done() and self._clock() - self._began < HURRY_SECONDS
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str, error: type[TransferError] = ProbeFailure) -> None:
         if not self.result.done():
-            self.result.set_exception(ProbeFailure(reason))
+            self.result.set_exception(error(reason))
 
 
 class Probes:
-    """The preflights under way, each with a slot of its own. Used by the transfer thread."""
+    """The preflights under way, each with a slot of its own; who finds none free waits for one.
+
+    Used by the transfer thread.
+    """
 
     def __init__(self, transport: Transport, area: ProbeArea | None) -> None:
         """Without an `area` every probe is rejected."""
         self._transport = transport
         self._area = area
         self._by_slot: dict[int, Probe] = {}
+        self._waiting: deque[tuple[Probe, int]] = deque()  # with where its pattern is
 
     def __len__(self) -> int:
         return len(self._by_slot)
@@ -125,21 +141,31 @@ class Probes:
 
     @property
     def are_awaited(self) -> bool:
-        return any(not probe.result.done() for probe in self._by_slot.values())
+        return bool(self._waiting) or any(
+            not probe.result.done() for probe in self._by_slot.values()
+        )
 
     def begin(self, probe: Probe, offset: int) -> None:
         """`offset`: where the pattern is in the peer's region."""
-        free = next((slot for slot in range(NUM_SLOTS) if slot not in self._by_slot), None)
         if self._area is None:
             probe.reject("there is no memory for preflights")
-        elif free is None:
-            probe.reject(f"{NUM_SLOTS} other preflights have not ended")
-        else:
+            return
+        self._waiting.append((probe, offset))
+        self._begin_waiting(self._area)
+
+    def _begin_waiting(self, area: ProbeArea) -> None:
+        """All whose turn it is; those whose turn did not come in time are told so."""
+        free = [slot for slot in range(NUM_SLOTS) if slot not in self._by_slot]
+        while self._waiting and free:
+            probe, offset = self._waiting.popleft()
             try:
-                probe.start(self._transport, self._area, free, offset)
-                self._by_slot[free] = probe
+                probe.start(self._transport, area, free[-1], offset)
+                self._by_slot[free.pop()] = probe
             except Exception as error:
                 probe.reject(str(error))
+        while self._waiting and self._waiting[0][0].has_waited_too_long:
+            probe, _ = self._waiting.popleft()
+            probe.reject(f"{NUM_SLOTS} other preflights have not ended", ProbesBusy)
 
     def advance(self) -> None:
         for slot, probe in list(self._by_slot.items()):
@@ -150,8 +176,11 @@ class Probes:
                 continue
             if over:
                 del self._by_slot[slot]
+        if self._waiting and self._area is not None:
+            self._begin_waiting(self._area)
 
     def reject_all(self, reason: str) -> None:
-        for probe in self._by_slot.values():
+        for probe in (*self._by_slot.values(), *(probe for probe, _ in self._waiting)):
             probe.reject(reason)
         self._by_slot.clear()
+        self._waiting.clear()

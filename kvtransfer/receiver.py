@@ -139,8 +139,10 @@ class Receiver:
         return read
 
     def probe(self, peer: str, expected: bytes, timeout_s: float) -> Probe:
-        """Read the pattern of a connected peer and compare it with `expected`, its beginning."""
-        probe = Probe(peer, expected, self._clock() + timeout_s, self._clock)
+        """Read the pattern of a connected peer and compare it with `expected`, its beginning.
+
+        It waits for its turn for `timeout_s`, and may then take as long."""
+        probe = Probe(peer, expected, timeout_s, self._clock)
         self._post(lambda: self._begin_probe(probe))
         return probe
 

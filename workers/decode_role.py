@@ -93,7 +93,7 @@ class DecodeRole:
             try:
                 await self._peers.connect(reservation.source, self._receiver)
             except AttemptFailed as error:
-                if error.failure is not FailureKind.PREFLIGHT:
+                if error.failure not in (FailureKind.PREFLIGHT, FailureKind.BUSY):
                     raise
                 failure = Failure(error.failure, error.message, error.retryable)
                 return ReserveOutcome(failure=failure)

@@ -15,7 +15,7 @@ from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.kvtransfer.layout import incompatibility
 from segue.kvtransfer.medium import MediumKind
-from segue.kvtransfer.preflight import ProbeResult
+from segue.kvtransfer.preflight import ProbeResult, ProbesBusy
 from segue.kvtransfer.probe_area import pattern
 from segue.kvtransfer.receiver import Receiver
 from segue.workers.pair_book import PairBook
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 SLOW_MEDIA = (MediumKind.TCP, MediumKind.UNKNOWN)
 DESCRIBE_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 5.0  # for the transfer thread, beyond what a preflight may take
 
 
 class Introductions:
@@ -127,9 +128,13 @@ class Introductions:
         )
         result: ProbeResult | None = None
         try:
-            async with asyncio.timeout(timeout_s + DESCRIBE_SECONDS):
+            async with asyncio.timeout(2 * timeout_s + ANSWER_SECONDS):
                 result = await asyncio.wrap_future(probe.result)
             problem = self._objection(result)
+        except ProbesBusy as error:
+            receiver.disconnect(source.incarnation)
+            message = f"{source} could not be met by {self._identity} now: {error.message}"
+            raise AttemptFailed(FailureKind.BUSY, message) from error
         except TransferError as error:
             problem = error.message
         except TimeoutError:

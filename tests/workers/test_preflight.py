@@ -213,18 +213,45 @@ async def test_a_refused_pair_is_met_again_without_a_request(strangers: Pair) ->
     await strangers.until(beat)
 
 
-async def test_sources_that_hang_do_not_keep_others_waiting_for_ever(strangers: Pair) -> None:
-    """Each holds a slot until its read has ended; the next is told so, at once."""
-    receiver, incarnation = strangers.decode.receiver, strangers.prefill.identity.incarnation
-    await meet(strangers)
-    strangers.fabric.set_faults(Faults(drop=True))
+async def hang_all_slots(pair: Pair) -> None:
+    """By reads of a source that was met, which is then as it was before."""
+    receiver, incarnation = pair.decode.receiver, pair.prefill.identity.incarnation
+    await meet(pair)
+    pair.fabric.set_faults(Faults(drop=True))
     hanging = [receiver.probe(incarnation, b"x" * 64, 0.05) for _ in range(NUM_SLOTS)]
     for probe in hanging:
         with pytest.raises(Exception, match="in time"):
             await asyncio.wrap_future(probe.result)
-    with pytest.raises(Exception, match="have not ended"):
-        await asyncio.wrap_future(receiver.probe(incarnation, b"x" * 64, 5.0).result)
-    receiver.disconnect(incarnation)  # their reads end, and so do they
-    strangers.fabric.set_faults(Faults())
-    await strangers.until(lambda: not receiver.is_connected(incarnation))
-    assert not (await meet(strangers)).is_refused
+    pair.fabric.set_faults(Faults())
+
+
+async def test_who_waits_for_a_slot_in_vain_is_busy_and_no_bad_pair(strangers: Pair) -> None:
+    """Those that hang keep their slots until their reads have ended."""
+    await hang_all_slots(strangers)
+    other = await strangers.another("prefill", "prefill-1")
+    peers, receiver = strangers.decode.service.parts.peers, strangers.decode.receiver
+    with pytest.raises(AttemptFailed, match="4 other preflights") as busy:
+        await peers.connect(other.peer, receiver)
+    assert busy.value.failure is FailureKind.BUSY
+    assert [pair.source for pair in reports(strangers.decode)] == [strangers.prefill.identity]
+    waiting = asyncio.create_task(peers.connect(other.peer, receiver))  # at once: no pause
+    receiver.disconnect(strangers.prefill.identity.incarnation)  # their reads end, and so do they
+    await waiting
+    await peers.connect(strangers.prefill.peer, receiver)
+    assert not any(pair.is_refused for pair in reports(strangers.decode))
+
+
+async def test_many_that_are_met_at_once_wait_for_their_turn() -> None:
+    """A decode worker that is new to more prefill workers than it has slots, with requests."""
+    patient = TransferConfig(transport="loopback")
+    async with worker_pair(patient, introduced=False) as pair:
+        readers = [pair.prefill]
+        readers += [await pair.another("prefill", f"prefill-{n}") for n in range(1, 9)]
+        pair.show(*readers, pair.decode)
+        await pair.until(lambda: all(pair.links.usable(node.identity) for node in readers))
+        pair.fabric.set_faults(Faults(delay_seconds=0.01))
+        answers = await asyncio.gather(*(pair.ask([n] * 9, 4) for n in range(len(readers))))
+        assert all(len(answer.tokens) == 4 for answer in answers)
+        assert not pair.journeys.counters.failures
+        assert len(reports(pair.decode)) == len(readers)
+        assert not pair.decode.service.beat().pairs
