@@ -130,8 +130,14 @@ def local_url(listener: socket.socket) -> str:
 
 def build_generator(config: SegueConfig, watcher: FleetWatcher, links: WorkerLinks) -> Journeys:
     """The one place that says who runs requests: journeys over the fleet."""
-    timeout_s = config.gateway.admission.request_timeout_s
-    return Journeys(watcher, links, config.gateway.recovery, timeout_s)
+    admission = config.gateway.admission
+    return Journeys(
+        watcher,
+        links,
+        config.gateway.recovery,
+        admission.request_timeout_s,
+        retry_after_s=admission.retry_after_s,
+    )
 
 
 def end_for_sure(seconds: float) -> None:

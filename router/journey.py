@@ -11,7 +11,7 @@ their position, so a second attempt continues the text as if nothing had happene
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -30,18 +30,19 @@ from segue.cluster.handoff import Assignment
 from segue.cluster.identity import AttemptId, WorkerIdentity
 from segue.cluster.request import GenerationRequest, TokenLog
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.router.binder import Binder
 from segue.router.flight import Flight
 from segue.router.generation import TokensEvent
 from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
-from segue.router.policy import Binding, Load, Rung, choose, refusal
+from segue.router.policy import Binding, Load, Rung
 from segue.router.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 SUBMIT_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 0.1
-LINK_SECONDS = 1.0  # a worker that the view lists is given this long to be connected
-MAX_LEAVERS = 1024  # remembered; the view tells of them a heartbeat later
+# A worker that refused for these reasons has not touched the request: that is no try of it.
+UNTRIED = (FailureKind.DRAINING, FailureKind.BUSY)
 
 
 @dataclass(slots=True)
@@ -65,25 +66,22 @@ class Journeys:
         recovery: RecoveryConfig,
         request_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        retry_after_s: int = 1,
     ) -> None:
-        self._watcher = watcher
         self._links = links
         self._recovery = recovery
         self._request_timeout_s = request_timeout_s
         self._clock = clock
         self.load = Load()
+        self._binder = Binder(watcher, links, self.load, recovery, retry_after_s, clock)
         self.running: dict[str, Progress] = {}  # by request id
         self.counters = JourneyCounters()
-        # Who refused because it drains, which none takes back: it is not asked again, by anybody.
-        self._leavers: OrderedDict[WorkerIdentity, None] = OrderedDict()
         watcher.on_change(links.on_fleet_change)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokensEvent, None]:
-        progress = Progress(
-            request,
-            TokenLog(request.num_prompt_tokens),
-            self._clock() + self._request_timeout_s,
-        )
+        now = self._clock()
+        log = TokenLog(request.num_prompt_tokens)
+        progress = Progress(request, log, now, deadline=now + self._request_timeout_s)
         self.running[request.request_id] = progress
         try:
             async with aclosing(self._attempts(progress)) as events:
@@ -107,50 +105,25 @@ class Journeys:
                             return
             except AttemptFailed as error:
                 self._note_failure(progress, error)
-                if error.failure is FailureKind.DRAINING:
+                if error.failure in UNTRIED:
                     continue
             await asyncio.sleep(RETRY_PAUSE_SECONDS * progress.tries)
 
     # -- choosing ----------------------------------------------------------------------------
 
     def ready(self, view: FleetView) -> list[WorkerView]:
-        """If the controller has lost sight of all workers it is more likely itself cut off: then
-        those that we are connected to will do."""
-        candidates = view.ready_workers() or view.silent_workers()
-        return [
-            worker
-            for worker in candidates
-            if self._links.usable(worker.identity) and worker.identity not in self._leavers
-        ]
+        """The workers that a request may be given to."""
+        return self._binder.ready(view)
 
     async def _bind(self, progress: Progress) -> Binding:
-        """Choose workers, and wait for some if the request has begun."""
-        binding = self._choose(progress)
-        if binding is None and progress.newest_attempt:
-            logger.warning("%s waits for a worker to come back", progress.request.request_id)
-            binding = await self._wait_for_workers(progress, self._recovery.worker_wait_s)
-        elif binding is None and self._watcher.view.ready_workers():
-            binding = await self._wait_for_workers(progress, LINK_SECONDS)
-        if binding is None:
+        try:
+            binding = await self._binder.bind(progress)
+        except SegueError:
             self.counters.rungs[Rung.REFUSED.value] += 1
-            ready = self.ready(self._watcher.view)
-            raise Unavailable(refusal(ready, self._recovery.ladder))
+            raise
         again = binding.rung is Rung.DISAGGREGATED and progress.tries > 1
         self.counters.rungs[Rung.OTHER_PAIR.value if again else binding.rung.value] += 1
         return binding
-
-    def _choose(self, progress: Progress) -> Binding | None:
-        ready = self.ready(self._watcher.view)
-        return choose(ready, self.load, progress.failed_on, self._recovery.ladder)
-
-    async def _wait_for_workers(self, progress: Progress, seconds: float) -> Binding | None:
-        end = min(self._clock() + seconds, progress.deadline)
-        while self._clock() < end:
-            await asyncio.sleep(0.05)  # links open a moment after the view lists their worker
-            binding = self._choose(progress)
-            if binding is not None:
-                return binding
-        return None
 
     # -- one attempt -------------------------------------------------------------------------
 
@@ -215,6 +188,8 @@ class Journeys:
                     raise AttemptFailed(FailureKind.WORKER_LOST, str(error)) from error
                 if fresh:
                     flight.took_in(self._clock())
+                    progress.full_since = None
+                    self._binder.took(flight.binding)
                 if fresh or delta.finish is not None:
                     cached = delta.cached_tokens if first else 0
                     yield TokensEvent(fresh, delta.finish, cached)
@@ -235,20 +210,21 @@ class Journeys:
             ) from None
 
     def _blame(self, progress: Progress, worker: WorkerIdentity, kind: FailureKind) -> None:
-        if kind is not FailureKind.DRAINING:
+        if kind is FailureKind.DRAINING:
+            self._binder.leaves(worker)
+        elif kind is FailureKind.BUSY:
+            self._binder.is_full(worker)
+        else:
             progress.failed_on.add(worker)
-            return
-        self._leavers[worker] = None
-        while len(self._leavers) > MAX_LEAVERS:
-            self._leavers.popitem(last=False)
 
     def _note_failure(self, progress: Progress, error: AttemptFailed) -> None:
         """Count it; raise unless another attempt may succeed."""
         self.counters.failures[error.failure.value] += 1
-        if error.failure is FailureKind.DRAINING:  # a wrong guess, which is not made twice
+        if error.failure in UNTRIED:
             progress.tries -= 1
-            logger.info("%s asks others: %s", progress.request.request_id, error)
+            logger.debug("%s is turned away: %s", progress.request.request_id, error)
             return
+        progress.full_since = None  # somebody had room for it
         logger.warning(
             "try %d of %s failed (%s)", progress.tries, progress.request.request_id, error
         )
@@ -271,7 +247,7 @@ def _culprit(binding: Binding, reporter: WorkerIdentity, kind: FailureKind) -> W
         FailureKind.FENCED,
         FailureKind.CREDIT_REFUSED,
         FailureKind.CREDIT_TIMEOUT,
-        FailureKind.DRAINING,
+        *UNTRIED,
     )
     if kind not in pair_failures:
         return reporter

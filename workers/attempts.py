@@ -54,7 +54,7 @@ class Attempts:
             raise AttemptFailed(FailureKind.REFUSED, f"{attempt} is over", retryable=False)
         self.refuse_if_draining()
         if len(self._running) >= self._limit:
-            raise AttemptFailed(FailureKind.REFUSED, f"{self._limit} attempts are here already")
+            raise AttemptFailed(FailureKind.BUSY, f"{self._limit} attempts are here already")
         self._running[attempt] = running
         self.received += 1
 

@@ -35,7 +35,7 @@ class FrameOutbox:
         try:
             self._backlog(gateway_id)
         except Overloaded as error:
-            raise AttemptFailed(FailureKind.REFUSED, error.message) from error
+            raise AttemptFailed(FailureKind.BUSY, error.message) from error
 
     def put(self, gateway_id: str, delta: TokenDelta) -> None:
         """Never fails. Nobody waits for the deltas of a gateway that was declared absent.

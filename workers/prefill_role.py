@@ -186,8 +186,8 @@ class PrefillRole:
         except DeadlineExceeded as error:
             raise AttemptFailed(FailureKind.CREDIT_TIMEOUT, error.message) from error
         except AttemptFailed as error:  # the target's own words, for which we are not to blame
-            leaves = error.failure is FailureKind.DRAINING
-            kind = error.failure if leaves else FailureKind.CREDIT_REFUSED
+            untouched = error.failure in (FailureKind.DRAINING, FailureKind.BUSY)
+            kind = error.failure if untouched else FailureKind.CREDIT_REFUSED
             failure = Failure(kind, error.message, error.retryable)
             return ReserveOutcome(failure=failure)
 

@@ -23,8 +23,13 @@ class AdmissionConfig(Section):
 class RecoveryConfig(Section):
     max_attempts: Annotated[int, Field(ge=1)] = Field(
         default=4,
-        description="tries at one request, the first one included; that a worker which is leaving "
-        "takes nothing more is no try",
+        description="tries at one request, the first one included; that a worker takes nothing "
+        "more because it is leaving, or full, is no try",
+    )
+    full_wait_s: Annotated[float, Field(ge=0)] = Field(
+        default=10.0,
+        description="how long a request waits while every worker for it is full; then it is "
+        "answered overload_status with Retry-After",
     )
     worker_wait_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long a started request waits for any worker to come back"

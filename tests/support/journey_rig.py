@@ -34,11 +34,17 @@ class Answer:
 class Rig:
     """A gateway without HTTP, and scripted workers that it is shown."""
 
-    def __init__(self, timeout_s: float = 10.0, **recovery: float | str) -> None:
+    def __init__(
+        self, timeout_s: float = 10.0, retry_after_s: int = 1, **recovery: float | str
+    ) -> None:
         self.watcher = FleetWatcher(StaticLocator("127.0.0.1:1"), TOKEN)
         self.links = WorkerLinks("gateway", TOKEN)
         self.journeys = Journeys(
-            self.watcher, self.links, RecoveryConfig.model_validate(recovery), timeout_s
+            self.watcher,
+            self.links,
+            RecoveryConfig.model_validate(recovery),
+            timeout_s,
+            retry_after_s=retry_after_s,
         )
 
     def show(self, *workers: ScriptedWorker) -> None:

@@ -57,7 +57,7 @@ def test_a_full_table_and_a_draining_worker_refuse_so_that_another_may_take_it()
     attempts.draining = True
     with pytest.raises(AttemptFailed) as draining:
         attempts.begin(running("c"))
-    assert full.value.retryable and full.value.failure is FailureKind.REFUSED
+    assert full.value.retryable and full.value.failure is FailureKind.BUSY
     assert draining.value.retryable and draining.value.failure is FailureKind.DRAINING
 
 

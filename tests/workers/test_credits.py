@@ -103,3 +103,17 @@ async def test_expected_answers_let_more_prompts_land_and_all_of_them_end() -> N
         assert most > 1 and pair.decode.engine.counters.pauses > 0
         assert pair.decode.service.status_now().gauges["expected_output_tokens"] == 4
         await pair.settled()
+
+
+async def test_a_decode_worker_that_is_full_costs_no_attempt() -> None:
+    """It has as many requests as it takes, whether or not there are blocks for more."""
+    async with worker_pair(max_attempts=1) as pair:
+        pair.decode.service.attempts._limit = 1
+        prompts = [[number] * 9 for number in range(4)]
+        answers = await asyncio.gather(*(pair.ask(prompt, 6) for prompt in prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.tokens == expected_tokens(prompt, 6)
+        counters = pair.journeys.counters
+        assert set(counters.failures) == {"busy"} and set(counters.rungs) == {"disaggregated"}
+        assert pair.decode.service.status_now().counters["credits_refused_busy"] > 0
+        await pair.settled()

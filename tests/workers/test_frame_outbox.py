@@ -144,7 +144,7 @@ async def test_too_many_gateways_are_refused_before_any_work_is_done(outbox: Fra
         outbox.expect(f"g{number}")
     with pytest.raises(AttemptFailed) as refusal:
         outbox.expect("one more")
-    assert refusal.value.retryable and refusal.value.failure is FailureKind.REFUSED
+    assert refusal.value.retryable and refusal.value.failure is FailureKind.BUSY
     outbox.put("one more", delta(0, 1))  # never fails
     outbox.close()
 
