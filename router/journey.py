@@ -31,9 +31,9 @@ from segue.cluster.identity import AttemptId, WorkerIdentity
 from segue.cluster.request import GenerationRequest, TokenLog
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.router.binder import Binder
-from segue.router.flight import Flight
+from segue.router.flight import UNTRIED, Flight, Heard
 from segue.router.generation import TokensEvent
-from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
+from segue.router.links import WorkerLinks
 from segue.router.policy import Binding, Load, Rung
 from segue.router.progress import Progress
 
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 SUBMIT_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 0.1
-# A worker that refused for these reasons has not touched the request: that is no try of it.
-UNTRIED = (FailureKind.DRAINING, FailureKind.BUSY)
 
 
 @dataclass(slots=True)
@@ -131,7 +129,12 @@ class Journeys:
         """Events of one attempt; raises AttemptFailed, DeadlineExceeded. Leaves nothing behind."""
         log = progress.log
         flight = progress.flight = Flight(
-            self._links, self.load, progress.next_attempt(), binding, log.next_position
+            self._links,
+            self.load,
+            progress.next_attempt(),
+            binding,
+            log.next_position,
+            self._clock,
         )
         finished = False
         try:
@@ -172,14 +175,8 @@ class Journeys:
     ) -> AsyncGenerator[TokensEvent, None]:
         log = progress.log
         while True:
-            event = await self._next(progress, flight.inbox)
-            try:
-                delta = flight.observe(event)
-            except AttemptFailed:
-                progress.failed_on.add(event.worker)
-                raise
-            if delta is None:
-                continue
+            heard = await self._next(progress, flight)
+            delta = heard.delta
             if delta.token_ids:
                 first = not log.produced
                 try:
@@ -187,7 +184,6 @@ class Journeys:
                 except ValueError as error:
                     raise AttemptFailed(FailureKind.WORKER_LOST, str(error)) from error
                 if fresh:
-                    flight.took_in(self._clock())
                     progress.full_since = None
                     self._binder.took(flight.binding)
                 if fresh or delta.finish is not None:
@@ -196,14 +192,13 @@ class Journeys:
             if delta.finish is not None:
                 return
             if delta.failure is not None:
-                culprit = _culprit(flight.binding, event.worker, delta.failure.kind)
-                self._blame(progress, culprit, delta.failure.kind)
+                self._blame(progress, heard.culprit, delta.failure.kind)
                 raise delta.failure.to_error()
 
-    async def _next(self, progress: Progress, inbox: Inbox) -> DeltaFrom | LinkLost:
+    async def _next(self, progress: Progress, flight: Flight) -> Heard:
         try:
             async with asyncio.timeout(max(0.0, progress.deadline - self._clock())):
-                return await inbox.events.get()
+                return await flight.heard.get()
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the request did not finish within {self._request_timeout_s:g} s"
@@ -236,20 +231,3 @@ class Journeys:
             self.counters.rungs[Rung.REFUSED.value] += 1
             message = f"gave up after {progress.tries} attempts; the last one: {error.message}"
             raise Unavailable(message) from error
-
-
-def _culprit(binding: Binding, reporter: WorkerIdentity, kind: FailureKind) -> WorkerIdentity:
-    """Whom to avoid next: a broken pair is blamed on the one that did not report it."""
-    pair_failures = (
-        FailureKind.PEER_LOST,
-        FailureKind.PREFLIGHT,
-        FailureKind.TRANSFER,
-        FailureKind.FENCED,
-        FailureKind.CREDIT_REFUSED,
-        FailureKind.CREDIT_TIMEOUT,
-        *UNTRIED,
-    )
-    if kind not in pair_failures:
-        return reporter
-    others = [w.identity for w in binding.workers if w.identity != reporter]
-    return others[0] if others else reporter

@@ -7,7 +7,7 @@ answer nobody waits for (the Abort was lost while it was cut off) is told again 
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,12 +37,16 @@ class LinkLost:
     reason: str
 
 
+Event = DeltaFrom | LinkLost
+Hear = Callable[[Event], None]
+
+
 @dataclass(slots=True, eq=False)
-class Inbox:
-    """Everything that happens to one attempt, in order. Bounded by the attempt's tokens."""
+class _Inbox:
+    """Who is told, at once and in order, of what happens to one attempt at these workers."""
 
     workers: frozenset[WorkerIdentity]
-    events: asyncio.Queue[DeltaFrom | LinkLost] = field(default_factory=asyncio.Queue)
+    hear: Hear
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +62,7 @@ class WorkerLinks:
         self.gateway_id = gateway_id
         self._token = token
         self._links: dict[WorkerIdentity, _Link] = {}
-        self._inboxes: dict[AttemptId, Inbox] = {}
+        self._inboxes: dict[AttemptId, _Inbox] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     def usable(self, identity: WorkerIdentity) -> bool:
@@ -82,13 +86,9 @@ class WorkerLinks:
             if identity not in self._links:
                 self._open(worker)
 
-    def open_inbox(self, attempt: AttemptId, workers: Iterable[WorkerIdentity]) -> Inbox:
-        inbox = self._inboxes[attempt] = Inbox(frozenset(workers))
-        return inbox
-
-    def join_inbox(self, attempt: AttemptId, worker: WorkerIdentity, inbox: Inbox) -> None:
-        """What happens to one more attempt, on `worker`, comes to an inbox that is open."""
-        self._inboxes[attempt] = Inbox(frozenset((worker,)), inbox.events)
+    def open_inbox(self, attempt: AttemptId, workers: Iterable[WorkerIdentity], hear: Hear) -> None:
+        """`hear` must not raise, nor wait: whatever else the workers say comes behind it."""
+        self._inboxes[attempt] = _Inbox(frozenset(workers), hear)
 
     def widen_inbox(self, attempt: AttemptId, worker: WorkerIdentity) -> None:
         """What `worker` says of the attempt comes to its inbox too."""
@@ -156,7 +156,7 @@ class WorkerLinks:
         for delta in deltas:
             inbox = self._inboxes.get(delta.attempt)
             if inbox is not None and identity in inbox.workers:
-                inbox.events.put_nowait(DeltaFrom(identity, delta))
+                inbox.hear(DeltaFrom(identity, delta))
             elif delta.finish is None and delta.failure is None:
                 unwanted.append(delta.attempt)
         self._abort(link, unwanted)
@@ -168,9 +168,9 @@ class WorkerLinks:
             self._in_background(_abort(link, fresh))
 
     def _lost(self, identity: WorkerIdentity, reason: str) -> None:
-        for inbox in self._inboxes.values():
+        for inbox in list(self._inboxes.values()):  # who hears of it may close some
             if identity in inbox.workers:
-                inbox.events.put_nowait(LinkLost(identity, reason))
+                inbox.hear(LinkLost(identity, reason))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest_asyncio
+from attempt_events import attempt_events
 from local_fleet import TOKEN
 from scripted_worker import ScriptedWorker, scripted_worker
 
@@ -12,7 +13,7 @@ from segue.cluster.fleet import FleetView
 from segue.cluster.handoff import TokenDelta
 from segue.cluster.identity import AttemptId
 from segue.cluster.request import FinishReason
-from segue.router.links import DeltaFrom, Inbox, LinkLost, WorkerLinks
+from segue.router.links import DeltaFrom, Event, LinkLost, WorkerLinks
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -21,9 +22,9 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
             await asyncio.sleep(0.005)
 
 
-async def event(inbox: Inbox) -> DeltaFrom | LinkLost:
+async def event(inbox: asyncio.Queue[Event]) -> Event:
     async with asyncio.timeout(5):
-        return await inbox.events.get()
+        return await inbox.get()
 
 
 @pytest_asyncio.fixture
@@ -43,18 +44,18 @@ async def worker(links: WorkerLinks) -> AsyncIterator[ScriptedWorker]:
 
 
 async def test_deltas_go_to_their_attempt_only(links: WorkerLinks, worker: ScriptedWorker) -> None:
-    one = links.open_inbox(AttemptId("r", 1), [worker.identity])
-    two = links.open_inbox(AttemptId("r", 2), [worker.identity])
+    one = attempt_events(links, AttemptId("r", 1), [worker.identity])
+    two = attempt_events(links, AttemptId("r", 2), [worker.identity])
     worker.say(AttemptId("r", 2), 3, 9)
     heard = await event(two)
     assert isinstance(heard, DeltaFrom) and heard.delta.token_ids == (9,)
-    assert one.events.empty()
+    assert one.empty()
 
 
 async def test_a_broken_link_fails_all_its_attempts_and_comes_back(
     links: WorkerLinks, worker: ScriptedWorker
 ) -> None:
-    inboxes = [links.open_inbox(AttemptId("r", n), [worker.identity]) for n in (1, 2)]
+    inboxes = [attempt_events(links, AttemptId("r", n), [worker.identity]) for n in (1, 2)]
     worker.hang_up()
     for inbox in inboxes:
         assert isinstance(await event(inbox), LinkLost)
@@ -65,7 +66,7 @@ async def test_a_broken_link_fails_all_its_attempts_and_comes_back(
 async def test_a_worker_that_is_no_longer_listed_is_lost(
     links: WorkerLinks, worker: ScriptedWorker
 ) -> None:
-    inbox = links.open_inbox(AttemptId("r", 1), [worker.identity])
+    inbox = attempt_events(links, AttemptId("r", 1), [worker.identity])
     links.on_fleet_change(FleetView())
     assert isinstance(await event(inbox), LinkLost)
     assert links.client(worker.identity) is None and not links.usable(worker.identity)
@@ -106,7 +107,7 @@ async def test_a_defect_in_what_hears_a_worker_is_a_broken_link() -> None:
     async with scripted_worker("both") as worker:
         links.on_fleet_change(FleetView(workers=(worker.view,)))
         await until(lambda: links.usable(worker.identity))
-        inbox = links.open_inbox(AttemptId("r", 1), [worker.identity])
+        inbox = attempt_events(links, AttemptId("r", 1), [worker.identity])
         worker.say(AttemptId("r", 1), 3, 9)
         lost = await event(inbox)
         assert isinstance(lost, LinkLost) and "a defect of the gateway" in lost.reason

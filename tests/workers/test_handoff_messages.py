@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from attempt_events import attempt_events
 from engine_parts import expected_tokens
 from worker_pair import Node, Pair, worker_pair
 
@@ -40,11 +41,11 @@ def reservation(pair: Pair, source: Peer, name: str = "r") -> Reservation:
 
 async def follow(pair: Pair, attempt: AttemptId) -> list[int]:
     """Submit's other half: the tokens of an attempt up to its end."""
-    inbox = pair.links.open_inbox(attempt, [pair.prefill.identity, pair.decode.identity])
+    inbox = attempt_events(pair.links, attempt, [pair.prefill.identity, pair.decode.identity])
     tokens: dict[int, int] = {}
     async with asyncio.timeout(10):
         while True:
-            event = await inbox.events.get()
+            event = await inbox.get()
             delta = getattr(event, "delta", None)
             assert delta is not None and delta.failure is None, event
             tokens.update(enumerate(delta.token_ids, delta.position))
@@ -191,7 +192,7 @@ async def test_a_release_that_is_not_from_the_leases_attempt_ends_nothing(pair: 
 async def test_an_announcement_that_makes_no_sense(pair: Pair, announced: Announcement) -> None:
     asked = reservation(pair, pair.prefill.peer)
     attempt = asked.assignment.attempt_id
-    inbox = pair.links.open_inbox(attempt, [pair.decode.identity])
+    inbox = attempt_events(pair.links, attempt, [pair.decode.identity])
     await pair.decode.client.reserve(asked, deadline_s=5)
     announced = replace(announced, source=pair.prefill.peer)
     await pair.decode.client.announce(announced, deadline_s=5)
@@ -200,7 +201,7 @@ async def test_an_announcement_that_makes_no_sense(pair: Pair, announced: Announ
         with suppress(StaleReference):  # it may have failed already
             await pair.decode.client.announce(last, deadline_s=5)
     async with asyncio.timeout(5):
-        event = await inbox.events.get()
+        event = await inbox.get()
     delta = getattr(event, "delta", None)
     assert delta is not None and delta.failure is not None
     assert delta.failure.kind is FailureKind.TRANSFER

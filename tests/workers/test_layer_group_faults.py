@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attempt_events import attempt_events
 from engine_parts import expected_tokens
 from fault_plan import FaultPlan
 from layer_rig import NUM_LAYERS, PROMPT, SOMEBODY, TRANSPORTS, Reads, heard, opened, until_read
@@ -213,7 +214,7 @@ async def test_parts_that_contradict_each_other(announced: tuple[Announcement, .
         )
         assignment = Assignment(request, 1, (), pair.links.gateway_id, 20.0)
         asked = Reservation(assignment, pair.prefill.peer, "lease-r", 5.0)
-        inbox = pair.links.open_inbox(assignment.attempt_id, [pair.decode.identity])
+        inbox = attempt_events(pair.links, assignment.attempt_id, [pair.decode.identity])
         await pair.decode.client.reserve(asked, deadline_s=5)
         for each in announced:
             sent = replace(each, source=pair.prefill.peer)
@@ -222,7 +223,7 @@ async def test_parts_that_contradict_each_other(announced: tuple[Announcement, .
             except StaleReference:  # it may have failed already
                 break
         async with asyncio.timeout(5):
-            event = await inbox.events.get()
+            event = await inbox.get()
         delta = getattr(event, "delta", None)
         assert delta is not None and delta.failure is not None
         assert delta.failure.kind in (FailureKind.TRANSFER, FailureKind.FENCED)

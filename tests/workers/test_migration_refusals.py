@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from attempt_events import attempt_events
 from worker_trio import PROMPT, TEXT, Trio, trio
 
 from segue.cluster.config.transfer import TransferConfig
@@ -76,7 +77,7 @@ async def test_no_room_is_told_with_numbers() -> None:
     transfer = TransferConfig(transport="loopback", migration_wait_s=0.1)
     async with trio(transfer=transfer, num_blocks=20) as three:
         filling = filler(three)
-        three.pair.links.open_inbox(filling.attempt_id, [three.target.identity])
+        attempt_events(three.pair.links, filling.attempt_id, [three.target.identity])
         await three.target.service.submit(filling, None)
         await three.pair.until(lambda: three.target.engine.scheduler.generation)
         answer, result = await three.move(5)
