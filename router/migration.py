@@ -70,17 +70,6 @@ class Migrations:
             )
         return running[request_id]
 
-    def written_by(self, worker: WorkerIdentity) -> list[Progress]:
-        """The requests that could be moved away from a worker now."""
-        return [
-            progress
-            for progress in self._journeys.running.values()
-            if (flight := progress.flight) is not None
-            and flight.generates
-            and flight.move is None
-            and flight.writer == worker
-        ]
-
     def begin(self, progress: Progress, target: WorkerView) -> "asyncio.Task[Migration]":
         """Raises InvalidRequest or Unavailable if it cannot be tried. The task raises a SegueError
         if it failed: then the request goes on where it was."""

@@ -108,13 +108,19 @@ def is_apart(prefill: WorkerView, decode: WorkerView) -> bool:
     return decode.status is not None and prefill.identity in decode.status.refused_sources
 
 
-def choose_writer(ready: Iterable[WorkerView], load: Load, source: WorkerView) -> WorkerView | None:
+def choose_writer(
+    ready: Iterable[WorkerView],
+    load: Load,
+    source: WorkerView,
+    not_to: Collection[WorkerIdentity] = (),
+) -> WorkerView | None:
     """Where an answer of `source` may move to: whoever can read from it and writes the fewest."""
     writers = [
         worker
         for worker in ready
         if worker.role != "prefill"
         and worker.identity != source.identity
+        and worker.identity not in not_to
         and not is_apart(source, worker)
     ]
     return min(

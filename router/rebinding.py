@@ -7,71 +7,21 @@ worker once at most, so none goes to and fro.
 
 import asyncio
 import logging
-from collections.abc import Iterable
 
 from segue.cluster.errors import SegueError
 from segue.cluster.fleet import FleetView, WorkerView
 from segue.cluster.handoff import RebindOrder, RebindOutcome
-from segue.cluster.identity import WorkerIdentity
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.router.flight import Flight
 from segue.router.journey import Journeys
 from segue.router.links import WorkerLinks
-from segue.router.policy import is_apart
-from segue.router.progress import Progress
+from segue.router.rooms import Rooms
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10.0  # for the prefill worker's answer, beyond the wait itself
 MAX_AT_ONCE = 16
-
-
-class Rooms:
-    """What decode workers had room for when they last said so, less what was sent there since."""
-
-    def __init__(self, workers: Iterable[WorkerView]) -> None:
-        self._workers = [worker for worker in workers if _takes_more(worker)]
-        self._tokens: dict[WorkerIdentity, float] = {}
-        self._slots: dict[WorkerIdentity, float] = {}
-        for worker in self._workers:
-            assert worker.status is not None
-            gauges = worker.status.gauges
-            self._tokens[worker.identity] = gauges.get("kv_tokens_unpromised", 0.0)
-            self._slots[worker.identity] = gauges.get("free_slots", 0.0)
-
-    def take(self, progress: Progress, flight: Flight) -> WorkerView | None:
-        """Where the request fits, with most to spare; that room is taken."""
-        fitting = [
-            (self._tokens[worker.identity] - need, worker.identity.worker_id, worker, need)
-            for worker in self._workers
-            if worker.identity != flight.writer
-            and worker.identity not in flight.asked
-            and not is_apart(flight.binding.prefill, worker)
-            and (need := _tokens_needed(progress, worker)) <= self._tokens[worker.identity]
-            and self._slots[worker.identity] >= 1
-        ]
-        if not fitting:
-            return None
-        *_, best, need = max(fitting, key=lambda fit: fit[:2])
-        self._tokens[best.identity] -= need
-        self._slots[best.identity] -= 1
-        return best
-
-
-def _takes_more(worker: WorkerView) -> bool:
-    """Whoever has a queue has no room for those who would come in front of it."""
-    if worker.role == "prefill" or worker.status is None or worker.peer is None:
-        return False
-    return not worker.status.gauges.get("waiting_requests", 0.0)
-
-
-def _tokens_needed(progress: Progress, worker: WorkerView) -> float:
-    assert worker.status is not None
-    limit = progress.request.stop.max_tokens
-    answer = min(limit, worker.status.gauges.get("expected_output_tokens", limit))
-    prompt = progress.request.num_prompt_tokens
-    return max(prompt + answer, progress.log.next_position + 1)
 
 
 class Rebinding:
@@ -103,7 +53,9 @@ class Rebinding:
             if len(self._tasks) >= MAX_AT_ONCE:
                 return
             client = self._links.client(flight.binding.prefill.identity)
-            target = rooms.take(progress, flight) if client is not None else None
+            reader = flight.binding.prefill
+            not_to = {flight.writer, *flight.asked}
+            target = rooms.take(progress, reader, not_to) if client is not None else None
             if client is not None and target is not None:
                 flight.begin_rebinding(target)
                 task = asyncio.create_task(self._ask(client, flight, target))

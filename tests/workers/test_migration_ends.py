@@ -39,7 +39,9 @@ async def test_a_client_that_leaves_takes_everything_with_it(three: Trio) -> Non
             three.pair.ask(PROMPT, 80, request_id=three.name, on_token=partial(_set, begun))
         )
         await begun.wait()
-        await three.pair.until(lambda: three.migrations.written_by(three.source.identity))
+        flight = three.pair.journeys.running[three.name].flight
+        assert flight is not None
+        await three.pair.until(lambda flight=flight: flight.generates)  # type: ignore[misc]
         moving = asyncio.create_task(three.newest())
         await asyncio.sleep(moment / 1000)
         asking.cancel()
