@@ -47,6 +47,11 @@ def public_error(error: SegueError) -> dict[str, Any]:
     return error_body(error.http_status, error.kind, error.message, error.param)
 
 
+def kind_of(status: int) -> str:
+    """The `type` of an error that is told by a status alone."""
+    return _KINDS.get(status, "InternalServerError")
+
+
 def error_response(
     status: int,
     message: str,
@@ -54,7 +59,7 @@ def error_response(
     param: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    body = error_body(status, _KINDS.get(status, "InternalServerError"), message, param)
+    body = error_body(status, kind_of(status), message, param)
     return _json(status, body, headers)
 
 

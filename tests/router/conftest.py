@@ -17,6 +17,7 @@ from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.request import FinishReason, GenerationRequest
 from segue.router.gateway import create_app
 from segue.router.generation import ModelCard, Readiness, TokensEvent
+from segue.router.half_close import AGAIN_SECONDS, FIRST_SECONDS
 from segue.router.listener import open_listener
 from segue.router.operations import Operations
 from segue.router.server import GatewayServer
@@ -125,6 +126,10 @@ class Gateway:
         text = (await self.client.get("/metrics")).text
         values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name)]
         return float(values[0]) if values else 0.0
+
+
+# Until a client is missed that leaves before its answer has begun, with something to spare.
+UNHEARD_SECONDS = FIRST_SECONDS + AGAIN_SECONDS + 3.0
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 1.0) -> bool:

@@ -5,7 +5,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.router.conftest import EOS, Gateway, endless, eventually, gateway_config, saying, serving
+from tests.router.conftest import (
+    EOS,
+    UNHEARD_SECONDS,
+    Gateway,
+    endless,
+    eventually,
+    gateway_config,
+    saying,
+    serving,
+)
 
 from segue.cluster.errors import ConfigurationError
 from segue.router.api_keys import load_api_keys
@@ -31,7 +40,7 @@ async def test_a_full_gateway_refuses_and_recovers(bundled_model: Path, status: 
         assert await gateway.metric("segue_inflight_requests") == 2
         for task in busy:
             task.cancel()
-        assert await eventually(lambda: gateway.generator.num_running == 0)
+        assert await eventually(lambda: gateway.generator.num_running == 0, UNHEARD_SECONDS)
         gateway.play(saying(EOS))
         assert (await gateway.complete()).status_code == 200
         labels = f'endpoint="/v1/completions",error_type="overload",status="{status}"'
