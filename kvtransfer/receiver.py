@@ -32,6 +32,7 @@ YOUNG_POLL_SECONDS = 0.0001
 YOUNG_SECONDS = 0.005
 STUCK_POLL_SECONDS = 0.05  # for reads that have timed out: their end is awaited, not hurried
 IDLE_SECONDS = 1.0
+MAX_READS_AT_ONCE = 2048  # less than what transports refuse; others wait for their turn
 
 
 def _promise() -> Future[None]:
@@ -73,6 +74,7 @@ class Receiver:
         self._peers: dict[str, KVLayout] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._reads: list[BlockRead] = []
+        self._unposted: deque[BlockRead] = deque()  # as many are under way as may be
         self._probes = Probes(transport, area)
         self.num_abandoned = 0  # reads whose end nobody will know: their blocks stay quarantined
         self.kv_bytes_read = 0  # of reads that ended well; what probes read is no KV
@@ -230,7 +232,12 @@ class Receiver:
         layers, num_layers = read.layers, self.layout.num_layers
         if layers is not None and layers.start == layers.stop == num_layers:
             self._conclude(read, ReadState.DONE)
-            return
+        elif self._unposted or len(self._reads) >= MAX_READS_AT_ONCE:
+            self._unposted.append(read)
+        else:
+            self._post_read(read)
+
+    def _post_read(self, read: BlockRead) -> None:
         try:
             theirs = self._peers.get(read.peer)
             if theirs is None:
@@ -272,6 +279,16 @@ class Receiver:
                 continue
             self._reads.remove(read)
             self._conclude(read, state)
+        self._post_waiting()
+
+    def _post_waiting(self) -> None:
+        while self._unposted:
+            if self._clock() >= self._unposted[0].deadline:
+                _never_posted(self._unposted.popleft(), "the read did not begin within its time")
+            elif len(self._reads) < MAX_READS_AT_ONCE:
+                self._post_read(self._unposted.popleft())
+            else:
+                return
 
     def _conclude(self, read: BlockRead, state: ReadState) -> None:
         """No byte arrives any more: both ends of the read are told, whatever happens."""
@@ -307,12 +324,19 @@ class Receiver:
         # quarantined until the process ends.
         self.num_abandoned += len(self._reads)
         self._reads.clear()
+        while self._unposted:
+            _never_posted(self._unposted.popleft(), reason)
         self._probes.reject_all(reason)
 
 
 def _reject(read: BlockRead, error: TransferError) -> None:
     if not read.verified.done():
         read.verified.set_exception(error)
+
+
+def _never_posted(read: BlockRead, reason: str) -> None:
+    _reject(read, TransferError(reason))
+    read.terminal.set_result(None)
 
 
 def _wrapped(error: Exception) -> TransferError:

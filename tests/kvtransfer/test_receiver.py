@@ -241,3 +241,22 @@ def test_a_read_that_the_transport_loses_is_quarantined_alone(pair: Pair) -> Non
     second.verified.result(5)
     assert not first.terminal.done() and receiver.num_overdue == 1 and not receiver.num_in_flight
     receiver.stop()
+
+
+def test_more_reads_than_may_be_under_way_wait_for_their_turn(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("segue.kvtransfer.receiver.MAX_READS_AT_ONCE", 2)
+    pair.fabric.set_faults(Faults(delay_seconds=1.0))
+    slow = [pair.read((block,), (block,)) for block in (0, 1)]
+    late, *others = pair.read((2,), (2,), 0.1), *(pair.read((n,), (n,)) for n in range(3, 8))
+    assert "did not begin" in failure(late.verified)
+    late.terminal.result(5)  # nothing was ever posted: its blocks are free
+    assert pair.receiver.num_in_flight == 2 and not any(read.terminal.done() for read in slow)
+    pair.fabric.set_faults(Faults())
+    for read in (*slow, *others):
+        read.verified.result(5)
+        read.terminal.result(5)
+    there = [block for block in range(LAYOUT.num_blocks) if block != 2]
+    assert [pair.target.block(n) for n in there] == [pair.source.block(n) for n in there]
+    assert pair.target.block(2) == bytes(LAYOUT.block_bytes)
