@@ -51,6 +51,11 @@ class Binder:
         self._leavers: OrderedDict[WorkerIdentity, None] = OrderedDict()
         self._line = WaitingLine()
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have found nobody yet."""
+        return len(self._line)
+
     def ready(self, view: FleetView) -> list[WorkerView]:
         """If the controller has lost sight of all workers it is more likely itself cut off: then
         those that we are connected to will do."""

@@ -243,6 +243,11 @@ class _Fleet(Collector):
         yield deaths
 
     def _journey(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "segue_num_requests_unbound",
+            "Requests at the gateway that wait for workers to come back, or to have room.",
+            value=self._journeys.num_waiting(),
+        )
         rungs = CounterMetricFamily(
             "segue_journey_attempts",
             "Attempts by rung of the ladder, and requests refused at its end.",

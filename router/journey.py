@@ -52,6 +52,7 @@ class JourneyCounters:
     recovered: int = 0  # requests that finished after at least one failed attempt
     migrations: Counter[str] = field(default_factory=Counter)  # by outcome
     rebindings: Counter[str] = field(default_factory=Counter)  # by outcome
+    num_waiting: Callable[[], int] = lambda: 0  # now: for workers to come back, or to have room
 
 
 class Journeys:
@@ -73,7 +74,7 @@ class Journeys:
         self.load = Load()
         self._binder = Binder(watcher, links, self.load, recovery, retry_after_s, clock)
         self.running: dict[str, Progress] = {}  # by request id
-        self.counters = JourneyCounters()
+        self.counters = JourneyCounters(num_waiting=lambda: self._binder.num_waiting)
         watcher.on_change(links.on_fleet_change)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokensEvent, None]:

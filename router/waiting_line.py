@@ -25,10 +25,10 @@ class Place:
 class WaitingLine:
     def __init__(self) -> None:
         self._places: list[Place] = []  # a heap; those that have left go when they come up
-        self._num_joined = 0
+        self._num_joined = self._num_left = 0
 
-    def __bool__(self) -> bool:
-        return self._first() is not None
+    def __len__(self) -> int:
+        return self._num_joined - self._num_left
 
     def join(self, arrived: float) -> Place:
         """Whoever joins leaves."""
@@ -42,6 +42,7 @@ class WaitingLine:
 
     def leave(self, place: Place) -> None:
         place.has_left = True
+        self._num_left += 1
         first = self._first()
         if first is not None:
             first.moved_up.set()

@@ -60,9 +60,10 @@ async def test_who_drains_and_what_was_moved() -> None:
     for state, expected in ((WorkerState.DRAINING, 1), (WorkerState.READY, 0)):
         value = await samples_of(WorkerView(identity, "decode", "decode", state))
         assert value("segue_worker_draining") == expected
-    counters = JourneyCounters()
+    counters = JourneyCounters(num_waiting=lambda: 3)
     counters.migrations.update(moved=2, failed=1)
     metrics = FleetMetrics("m", WorkerLinks("gateway", "token-of-this-test"), counters)
     text = (await metrics.text(FleetView())).decode()
     assert 'segue_migrations_total{outcome="moved"} 2.0' in text
     assert 'segue_migrations_total{outcome="failed"} 1.0' in text
+    assert "segue_num_requests_unbound 3.0" in text

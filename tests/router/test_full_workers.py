@@ -90,6 +90,7 @@ async def test_all_who_wait_come_in_as_soon_as_one_was_taken_the_first_first() -
             answers.append(rig.ask(name))
             await until(lambda: len(rig.journeys.running) == len(answers))
         await until(lambda: rig.journeys.counters.failures["busy"] >= 4)
+        assert rig.journeys.counters.num_waiting() >= len(names) - 1
         turned_away = rig.journeys.counters.failures["busy"]
         worker.refusal = None
         await until(lambda: worker.submitted)

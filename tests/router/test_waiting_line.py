@@ -18,7 +18,7 @@ def test_the_first_is_who_arrived_first_of_those_that_are_left(
             standing.append(line.join(float(number)))
         elif standing:
             line.leave(standing.pop(number % len(standing)))
-        assert bool(line) is bool(standing)
+        assert len(line) == len(standing)
         firsts = [place for place in standing if line.is_first(place)]
         assert firsts == ([min(standing)] if standing else [])
 
