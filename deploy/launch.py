@@ -60,6 +60,10 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="default: gateway.host of CONFIG")] = None,
     port: Annotated[int | None, typer.Option(help="default: gateway.port of CONFIG")] = None,
+    generation_config: Annotated[
+        str | None,
+        typer.Option(help="auto: the model's own sampling defaults; none: temperature 1"),
+    ] = None,
     namespace: Annotated[
         str, typer.Option(help="name of this deployment within its Ray cluster")
     ] = "segue",
@@ -74,7 +78,9 @@ def serve(
     with told_to_the_user():
         if config is not None and config_option is not None:
             raise ConfigurationError("give CONFIG or --config, not both")
-        run_server(ServeOptions(config or config_option, address, host, port, namespace))
+        run_server(
+            ServeOptions(config or config_option, address, host, port, namespace, generation_config)
+        )
 
 
 def main() -> None:

@@ -59,6 +59,7 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     namespace: str = "segue"
+    generation_config: str | None = None
 
 
 def run_server(options: ServeOptions) -> None:
@@ -88,6 +89,8 @@ def effective_config(options: ServeOptions) -> SegueConfig:
     for name, value in (("host", options.host), ("port", options.port)):
         if value is not None:
             data["gateway"][name] = value
+    if options.generation_config is not None:
+        data["model"]["generation_config"] = options.generation_config
     if config.transfer.transport == "loopback":
         raise ConfigurationError("transfer.transport: loopback works within one process only")
     return parse_config(data, "command line")

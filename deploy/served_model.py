@@ -13,8 +13,10 @@ from segue.cluster.errors import ConfigurationError
 from segue.router.generation import ModelCard
 from segue.workers.kv_identity import kv_block_bytes
 from segue.workers.kvcache.sizing import BlockSize, check_longest_sequence, num_kv_blocks
+from segue.workers.models.computing_dtype import computing_dtype
 from segue.workers.models.folder import resolve_model
 from segue.workers.models.layer_clock import group_ends
+from segue.workers.models.sampling_defaults import SamplingDefaults
 from segue.workers.models.spec import ModelSpec, load_spec
 
 logger = logging.getLogger(__name__)
@@ -37,11 +39,38 @@ def find_model(config: SegueConfig) -> ServedModel:
     logger.info("model ready in %s (%.1f s)", folder, time.monotonic() - began)
     spec = load_spec(folder, load_format=config.model.load_format)
     group_ends(spec.num_layers, config.transfer.layer_groups)  # refuses more than there are layers
+    on_cpu = any(_on_cpu(pool) for pool in config.pools.values())  # one type: they exchange KV
+    config = _with(config, dtype=computing_dtype(config.model.dtype, spec, on_cpu=on_cpu))
     limit = longest_sequence(config, spec)
-    model = config.model.model_copy(update={"max_model_len": limit})
+    defaults = _sampling_defaults(config, spec)
     return ServedModel(
-        folder, _card(config, spec, limit), config.model_copy(update={"model": model})
+        folder, _card(config, spec, limit, defaults), _with(config, max_model_len=limit)
     )
+
+
+def _with(config: SegueConfig, **settled: object) -> SegueConfig:
+    """The configuration with what was settled of its model."""
+    return config.model_copy(update={"model": config.model.model_copy(update=settled)})
+
+
+def _sampling_defaults(config: SegueConfig, spec: ModelSpec) -> SamplingDefaults:
+    """Says which they are: an answer that nobody expects may be due to them."""
+    if config.model.generation_config == "none":
+        return SamplingDefaults()
+    defaults = spec.sampling
+    if defaults != SamplingDefaults():
+        logger.info(
+            "the model's own sampling defaults: temperature %g, top_p %g, top_k %d, min_p %g "
+            "(model.generation_config: none turns them off)",
+            *(defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p),
+        )
+    if defaults.repetition_penalty != 1.0:
+        logger.warning(
+            "the model's generation_config.json asks for repetition_penalty %g, which is not "
+            "implemented: answers are sampled without it",
+            defaults.repetition_penalty,
+        )
+    return defaults
 
 
 def longest_sequence(config: SegueConfig, spec: ModelSpec) -> int:
@@ -83,11 +112,18 @@ def longest_sequence(config: SegueConfig, spec: ModelSpec) -> int:
 def _known_budget(pool: PoolConfig) -> int | None:
     """Bytes of KV-cache of one worker; None if only the worker's GPU can tell."""
     engine: EngineConfig = pool.engine
-    on_cpu = engine.device == "cpu" or (engine.device == "auto" and not pool.replica.num_gpus)
-    return engine.kv_cache_bytes if on_cpu or engine.num_kv_blocks != "auto" else None
+    return engine.kv_cache_bytes if _on_cpu(pool) or engine.num_kv_blocks != "auto" else None
 
 
-def _card(config: SegueConfig, spec: ModelSpec, max_model_len: int) -> ModelCard:
+def _on_cpu(pool: PoolConfig) -> bool:
+    """As far as the configuration tells."""
+    device = pool.engine.device
+    return device == "cpu" or (device == "auto" and not pool.replica.num_gpus)
+
+
+def _card(
+    config: SegueConfig, spec: ModelSpec, max_model_len: int, defaults: SamplingDefaults
+) -> ModelCard:
     return ModelCard(
         id=config.model.served_name,
         max_model_len=max_model_len,
@@ -96,7 +132,9 @@ def _card(config: SegueConfig, spec: ModelSpec, max_model_len: int) -> ModelCard
         bos_token_id=spec.bos_token_id,
         created=int(time.time()),
         root=config.model.path,
-        default_temperature=spec.default_temperature,
-        default_top_p=spec.default_top_p,
-        default_top_k=spec.default_top_k,
+        default_temperature=defaults.temperature,
+        default_top_p=defaults.top_p,
+        default_top_k=defaults.top_k,
+        default_min_p=defaults.min_p,
+        default_max_tokens=config.gateway.admission.default_max_tokens,
     )

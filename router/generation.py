@@ -52,3 +52,5 @@ class ModelCard:
     default_temperature: float = 1.0
     default_top_p: float = 1.0
     default_top_k: int = 0
+    default_min_p: float = 0.0
+    default_max_tokens: int | None = None  # of chat answers; None: what the context has left

@@ -119,7 +119,7 @@ def _sampling(body: GenerationBody, card: ModelCard, seed: int) -> SamplingParam
         temperature=_temperature(body, card),
         top_p=card.default_top_p if body.top_p is None else body.top_p,
         top_k=max(top_k, 0),
-        min_p=body.min_p or 0.0,
+        min_p=card.default_min_p if body.min_p is None else body.min_p,
         seed=seed,
     )
 
@@ -193,7 +193,8 @@ def _max_tokens(body: GenerationBody, num_prompt_tokens: int, card: ModelCard) -
         )
     asked = _asked_max_tokens(body)
     if asked is None:
-        asked = left if isinstance(body, ChatBody) else min(left, COMPLETION_MAX_TOKENS)
+        bound = card.default_max_tokens if isinstance(body, ChatBody) else COMPLETION_MAX_TOKENS
+        asked = left if bound is None else min(left, bound)
         if (body.min_tokens or 0) > asked:
             raise _min_above_max(body.min_tokens or 0, asked)
     if asked > left:

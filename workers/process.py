@@ -46,6 +46,7 @@ from segue.workers.kvcache.sizing import (
     share_of,
 )
 from segue.workers.model_runner import ModelRunner
+from segue.workers.models.computing_dtype import computing_dtype
 from segue.workers.models.spec import ModelSpec, load_spec
 from segue.workers.parts import WorkerFacts, WorkerParts
 from segue.workers.peers import Peers
@@ -207,11 +208,14 @@ class WorkerProcess:
     # -- parts -------------------------------------------------------------------------------
 
     def _load(self) -> tuple[ModelSpec, ModelRunner, KVLayout]:
-        settings, engine = self.settings, self.settings.engine
+        engine = self.settings.engine
         torch.set_num_threads(engine.torch_threads)
-        folder = Path(settings.model_folder)
+        folder = Path(self.settings.model_folder)
         device = _device(engine)
-        spec = load_spec(folder, load_format=settings.model.load_format)
+        spec = load_spec(folder, load_format=self.settings.model.load_format)
+        dtype = computing_dtype(self.settings.model.dtype, spec, on_cpu=device == "cpu")
+        model = self.settings.model.model_copy(update={"dtype": dtype})
+        settings = self.settings = self.settings.model_copy(update={"model": model})
         block_bytes = kv_block_bytes(
             spec, settings.model.dtype, engine.block_size, engine.kv_cache_dtype
         )

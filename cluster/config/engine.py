@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from segue.cluster.config.byte_size import ByteCount
 from segue.cluster.config.section import Section
 
 
@@ -15,7 +16,7 @@ class EngineConfig(Section):
         description="how keys and values are stored; auto: as the model computes them",
     )
     num_kv_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    kv_cache_bytes: Annotated[int, Field(ge=1)] = Field(
+    kv_cache_bytes: Annotated[ByteCount, Field(ge=1)] = Field(
         default=2 * 2**30, description="size of the KV-cache when num_kv_blocks is auto (CPU)"
     )
     free_gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -25,7 +26,7 @@ class EngineConfig(Section):
     max_kv_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="most tokens in the KV-cache; absent: what memory allows"
     )
-    host_cache_bytes: Annotated[int, Field(ge=0)] = Field(
+    host_cache_bytes: Annotated[ByteCount, Field(ge=0)] = Field(
         default=0, description="host memory for KV that the device has no room for; 0: none"
     )
     offload_min_priority: Annotated[int, Field(ge=0, le=100)] = Field(

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from segue.cluster.config.byte_size import ByteCount
 from segue.cluster.config.section import Section
 
 LadderName = Literal["full", "no_local_prefill", "no_local_decode", "pairs_only"]
@@ -17,7 +18,12 @@ class AdmissionConfig(Section):
     overload_status: Literal[429, 503] = 429
     retry_after_s: Annotated[int, Field(ge=1)] = 1
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+    max_body_bytes: Annotated[ByteCount, Field(ge=1024)] = 8 * 2**20
+    default_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="most tokens of a chat answer whose request does not say max_tokens; absent: "
+        "what the model's context has left",
+    )
 
 
 class RecoveryConfig(Section):

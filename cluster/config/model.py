@@ -18,7 +18,16 @@ class ModelConfig(Section):
         default=None, description="the name clients use; default: last part of path"
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="in which the model computes; auto: as its checkpoint was saved, and float32 "
+        "where a pool has no GPU",
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="sampling defaults of requests: auto: those of the model's "
+        "generation_config.json; none: temperature 1 and no filters",
+    )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
         description="prompt + answer tokens; default: the model's own, or what the KV-caches hold",

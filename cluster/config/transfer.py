@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from segue.cluster.config.byte_size import ByteCount
 from segue.cluster.config.section import Section
 
 
@@ -27,7 +28,7 @@ class TransferConfig(Section):
     require_transport: Literal["any", "rdma", "nvlink", "shm", "tcp"] = Field(
         default="any", description="workers that would exchange KV in another way are kept apart"
     )
-    preflight_bytes: Annotated[int, Field(ge=4096, le=2**26)] = Field(
+    preflight_bytes: Annotated[ByteCount, Field(ge=4096, le=2**26)] = Field(
         default=2**20, description="length of the pattern that two workers exchange when they meet"
     )
     preflight_timeout_s: Annotated[float, Field(gt=0)] = Field(

@@ -121,7 +121,7 @@ def test_every_wrong_key_is_listed_at_once() -> None:
     message = refusal({"gateway": {"port": 70000, "prot": 1}, "model": {"dtype": "int3"}})
     assert len(message.splitlines()) == 4
     assert "gateway.port: Input should be less than or equal to 65535" in message
-    assert "model.dtype: Input should be 'float32', 'bfloat16' or 'float16'" in message
+    assert "model.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'" in message
 
 
 @pytest.mark.parametrize(
@@ -241,3 +241,19 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache_folder() == Path("/xdg/segue")
     monkeypatch.setenv("SEGUE_CACHE", "/elsewhere")
     assert cache_folder() == Path("/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [(5000, 5000), ("5000", 5000), ("2GiB", 2**31), ("1.5 MiB", 3 * 2**19), ("7 kB", 7000)],
+)
+def test_numbers_of_bytes_may_have_units(written: object, num_bytes: int) -> None:
+    config = parse_config({"gateway": {"admission": {"max_body_bytes": written}}})
+    assert config.gateway.admission.max_body_bytes == num_bytes
+    assert parse_config(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("written", ["2 elephants", "", "GiB", "-1 GiB", "nan"])
+def test_what_is_no_number_of_bytes_is_told_with_examples(written: str) -> None:
+    message = refusal({"gateway": {"admission": {"max_body_bytes": written}}})
+    assert "gateway.admission.max_body_bytes" in message

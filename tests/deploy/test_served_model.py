@@ -1,6 +1,8 @@
 """The limits of a deployment, settled before anything is started."""
 
+import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from segue.cluster.config.file import parse_config
 from segue.cluster.config.whole import SegueConfig
 from segue.cluster.errors import ConfigurationError
 from segue.deploy.served_model import find_model, longest_sequence
+from segue.router.generation import ModelCard
+from segue.workers.models.computing_dtype import computing_dtype
 from segue.workers.models.spec import ModelSpec, load_spec
 
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4  # of the bundled model in float32
@@ -23,6 +27,7 @@ def spec(bundled_model: Path) -> ModelSpec:
 
 def config(engine: dict[str, Any] | None = None, gpus: float = 0, **model: Any) -> SegueConfig:
     pool = {"role": "both", "engine": engine or {}, "replica": {"num_gpus": gpus}}
+    model = {"dtype": "float32", **model}
     return parse_config({"model": model, "pools": {"first": {"role": "both"}, "pool": pool}})
 
 
@@ -66,7 +71,7 @@ def test_a_cache_of_one_token_can_serve_nothing(spec: ModelSpec) -> None:
     lone = {"num_kv_blocks": 1, "block_size": 1}
     pools = {"pool": {"role": "both", "engine": lone}}
     with pytest.raises(ConfigurationError, match="one of answer"):
-        longest_sequence(parse_config({"pools": pools}), spec)
+        longest_sequence(parse_config({"model": {"dtype": "float32"}, "pools": pools}), spec)
 
 
 def test_more_groups_of_layers_than_layers_are_refused(tmp_path: Path) -> None:
@@ -81,3 +86,42 @@ def test_more_groups_of_layers_than_layers_are_refused(tmp_path: Path) -> None:
             else nullcontext()
         ):
             assert find_model(asked).config.transfer.layer_groups == groups
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "saved", "found"),
+    [
+        ("auto", 0, "bfloat16", "float32"),
+        ("auto", 1, "bfloat16", "bfloat16"),
+        ("auto", 1, "float16", "float16"),
+        ("auto", 1, None, "bfloat16"),
+        ("float16", 0, "bfloat16", "float16"),
+    ],
+)
+def test_the_type_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu(
+    spec: ModelSpec, asked: str, gpus: float, saved: str | None, found: str
+) -> None:
+    saved_spec = replace(spec, checkpoint_dtype=saved)
+    assert computing_dtype(asked, saved_spec, on_cpu=not gpus) == found
+
+
+def test_sampling_defaults_are_the_models_unless_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "segue")
+    write_tiny_llama(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    own = {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2}
+    (tmp_path / "generation_config.json").write_text(json.dumps(own))
+    model = {"path": str(tmp_path), "load_format": "dummy"}
+
+    def card(**more: Any) -> ModelCard:
+        return find_model(parse_config({"model": {**model, **more}})).card
+
+    found = card()
+    assert (found.default_temperature, found.default_top_p) == (0.3, 0.5)
+    assert (found.default_top_k, found.default_min_p) == (7, 0.1)
+    assert "temperature 0.3, top_p 0.5, top_k 7, min_p 0.1" in caplog.text
+    assert "repetition_penalty 1.2, which is not implemented" in caplog.text
+    plain = card(generation_config="none")
+    assert (plain.default_temperature, plain.default_top_p, plain.default_top_k) == (1.0, 1.0, 0)

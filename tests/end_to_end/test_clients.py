@@ -32,6 +32,24 @@ async def test_a_chat_streams_paris(apart: Deployment) -> None:
     assert len([piece for piece in pieces if piece]) > 3, "it came token by token"
 
 
+async def test_the_bundled_model_knows_paris_at_its_default_settings(apart: Deployment) -> None:
+    """Sampled at temperature 1 it writes gibberish, which is what its users would see first."""
+    async with openai_of(apart) as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(
+                    model=MODEL,
+                    messages=[{"role": "user", "content": "What is the capital of France?"}],
+                    max_tokens=24,
+                    seed=seed,
+                )
+                for seed in range(8)
+            )
+        )
+    texts = [answer.choices[0].message.content or "" for answer in answers]
+    assert sum("Paris" in text for text in texts) >= 4, texts
+
+
 async def test_models_and_errors_as_the_client_knows_them(apart: Deployment) -> None:
     async with openai_of(apart) as client:
         models = await client.models.list()

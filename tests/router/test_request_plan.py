@@ -10,11 +10,17 @@ from tests.router.conftest import CARD, EOS
 
 from segue.cluster.errors import InvalidRequest
 from segue.router.api_types import ChatBody, CompletionBody, parse_body
+from segue.router.generation import ModelCard
 from segue.router.request_plan import RequestPlan, check_options, plan_requests, sample_seed
 
 PROMPT = (5, 6, 7)
 SMALL = dataclasses.replace(
-    CARD, max_model_len=10, default_temperature=0.6, default_top_p=0.9, default_top_k=20
+    CARD,
+    max_model_len=10,
+    default_temperature=0.6,
+    default_top_p=0.9,
+    default_top_k=20,
+    default_min_p=0.05,
 )
 
 
@@ -24,10 +30,10 @@ def plan(prompts: list[tuple[int, ...]] | None = None, **fields: Any) -> Request
     return plan_requests(body, prompts or [PROMPT], SMALL)
 
 
-def chat_plan(**fields: Any) -> RequestPlan:
+def chat_plan(card: ModelCard = SMALL, **fields: Any) -> RequestPlan:
     body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "x"}], **fields})
-    check_options(body, SMALL)
-    return plan_requests(body, [PROMPT], SMALL)
+    check_options(body, card)
+    return plan_requests(body, [PROMPT], card)
 
 
 def test_defaults_are_the_models() -> None:
@@ -36,11 +42,16 @@ def test_defaults_are_the_models() -> None:
     sampling = plan(temperature=0, top_p=1, top_k=0).requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
     assert plan(temperature=1e-9).requests[0].sampling.temperature == 0.0
+    assert plan().requests[0].sampling.min_p == 0.05
+    assert plan(min_p=0).requests[0].sampling.min_p == 0.0
 
 
 def test_max_tokens() -> None:
     assert plan().requests[0].stop.max_tokens == 7  # 16, clipped to what is left
     assert chat_plan().requests[0].stop.max_tokens == 7
+    bounded = dataclasses.replace(SMALL, default_max_tokens=4)
+    assert chat_plan(bounded).requests[0].stop.max_tokens == 4
+    assert chat_plan(bounded, max_tokens=6).requests[0].stop.max_tokens == 6
     assert chat_plan(max_tokens=3).requests[0].stop.max_tokens == 3
     assert chat_plan(max_tokens=3, max_completion_tokens=4).requests[0].stop.max_tokens == 4
     assert plan(max_tokens=7).requests[0].max_total_tokens == SMALL.max_model_len

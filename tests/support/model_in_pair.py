@@ -42,7 +42,7 @@ class ModelInPair(PagedRunner):
         engine = EngineConfig.model_validate(
             {"kv_cache_dtype": kv_cache_dtype, "block_size": self.block_size}
         )
-        self.layout = kv_layout(ModelConfig(), engine, self.model.spec, num_blocks)
+        self.layout = kv_layout(ModelConfig(dtype="float32"), engine, self.model.spec, num_blocks)
         self.spare_bytes = self.model.spare_bytes.numpy()
         num_bytes = self.layout.num_bytes + self.spare_bytes.nbytes
         self.allocation = np.frombuffer(

@@ -7,6 +7,7 @@ of float32. A tensor with a value beyond float16's range is kept in float32.
 
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from gguf import dequantize as gguf_dequantize
 from segue.cluster.errors import ConfigurationError
 from segue.workers.models.gguf_tokenizer import tokenizer_config, tokenizer_json
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 _ALIGNMENT = 64
 
 _GLOBAL_NAMES = {
@@ -39,17 +40,59 @@ _LAYER_NAMES = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+# What changes the computation and is not implemented, each with the value that asks for nothing.
+_VARIANTS: dict[str, Any] = {
+    "llama.rope.scaling.type": "none",
+    "llama.rope.scaling.factor": 1.0,  # llama.cpp: linear scaling, if no type is told
+    "llama.rope.scaling.attn_factor": 1.0,
+    "llama.rope.scale_linear": 1.0,  # the older name
+    "llama.attention.sliding_window": 0,
+    "llama.attention.scale": 0.0,
+    "llama.attention.clamp_kqv": 0.0,
+    "llama.attention.max_alibi_bias": 0.0,
+    "llama.attention.causal": True,
+    "llama.attn_logit_softcapping": 0.0,
+    "llama.final_logit_softcapping": 0.0,
+    "llama.logit_scale": 1.0,
+    "llama.residual_scale": 1.0,
+    "llama.embedding_scale": 1.0,
+    "llama.use_parallel_residual": False,
+}
+# llama.cpp's names of sampling defaults, and those of generation_config.json.
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 scaling, as one divisor for each frequency
 
 
-def convert_gguf(path: Path, folder: Path) -> None:
-    """Write config, tokenizer and weights into `folder`. Raises ConfigurationError."""
+def convert_gguf(path: Path, folder: Path, sampling: Mapping[str, float] | None = None) -> None:
+    """Write config, tokenizer and weights into `folder`. Raises ConfigurationError.
+
+    `sampling`: defaults of requests, where the file has none of its own.
+    """
     try:
         reader = GGUFReader(path)
         source = _Source(path, {key: field.contents() for key, field in reader.fields.items()})
-    except (ValueError, KeyError, IndexError) as error:
-        raise ConfigurationError(f"{path} is not a readable GGUF file: {error}") from error
+    except (ValueError, KeyError, IndexError, TypeError, struct.error) as error:
+        message = f"{path} is truncated, or no readable GGUF file: {error}"
+        raise ConfigurationError(message) from error
+    try:
+        _convert(reader, source, folder, sampling or {})
+    except KeyError as error:
+        raise ConfigurationError(f"{path}: metadata {error.args[0]} is missing") from error
+    except (ValueError, IndexError, TypeError) as error:
+        raise ConfigurationError(f"{path}: cannot be understood: {error!r}") from error
+
+
+def _convert(
+    reader: GGUFReader, source: "_Source", folder: Path, sampling: Mapping[str, float]
+) -> None:
     source.check_architecture()
+    path = source.path
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     factors = tensors.pop(_ROPE_FACTORS, None)
     config = _model_config(source, tied="output.weight" not in tensors)
@@ -57,7 +100,8 @@ def convert_gguf(path: Path, folder: Path) -> None:
         divisors = gguf_dequantize(factors.data, factors.tensor_type)
         config["rope_parameters"].update(_llama3_scaling(source, config, divisors))
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", _generation_config(source))
+    generation = {**sampling, **_generation_config(source)}
+    _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(source.metadata))
     (folder / "tokenizer.json").write_text(tokenizer_json(source.metadata, path), encoding="utf-8")
     _write_safetensors(folder / "model.safetensors", _plan(source, tensors, config))
@@ -76,9 +120,16 @@ class _Source:
             )
         if self.metadata.get("llama.expert_count"):
             raise ConfigurationError(f"{self.path}: mixture of experts is not supported")
-        scaling = self.metadata.get("llama.rope.scaling.type", "none")
-        if scaling != "none":
-            raise ConfigurationError(f"{self.path}: rope scaling {scaling!r} is not supported")
+        if (count := self.metadata.get("split.count", 1)) > 1:
+            number = int(self.metadata.get("split.no", 0)) + 1
+            raise ConfigurationError(
+                f"{self.path} is part {number} of {count} of a split model; join the parts with "
+                "llama.cpp's gguf-split --merge"
+            )
+        for key, neutral in _VARIANTS.items():
+            value = self.metadata.get(key, neutral)
+            if value != neutral:
+                raise ConfigurationError(f"{self.path}: {key} = {value!r} is not supported")
 
     def required(self, key: str) -> Any:
         if (value := self.metadata.get(key)) is None:
@@ -125,7 +176,10 @@ def _generation_config(source: _Source) -> dict[str, Any]:
     get = source.metadata.get
     named = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = {int(token_id) for token_id in named if token_id is not None}
+    stored = {theirs: get(ours) for ours, theirs in _SAMPLING.items() if get(ours) is not None}
+    sampling = {name: float(str(np.float32(value))) for name, value in stored.items()}
     return {
+        **sampling,
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted(ends),
         "pad_token_id": get("tokenizer.ggml.padding_token_id"),

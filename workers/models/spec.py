@@ -1,21 +1,44 @@
 """Says what a model is (shapes, rope, token ids, revision), read from its folder without torch."""
 
 import hashlib
-import json
-import os
-import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from segue.cluster.errors import ConfigurationError
+from segue.workers.models.content_digest import content_digest
+from segue.workers.models.end_tokens import tokenizer_end
+from segue.workers.models.json_file import read_json
+from segue.workers.models.sampling_defaults import (
+    GENERATION_CONFIG,
+    SamplingDefaults,
+    load_sampling_defaults,
+)
+from segue.workers.models.weight_files import weight_files
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
+# Keys of models that are Llamas but for one thing, with the values that ask for nothing.
+_VARIANTS: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "quantization_config": (),
+    "sliding_window": (),
+    "use_sliding_window": (False,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "qk_norm": (False,),
+    "use_qk_norm": (False,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "embedding_multiplier": (1,),
+    "attention_multiplier": (),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": (1,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +69,8 @@ class ModelSpec:
     initializer_range: float
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
-    default_temperature: float
-    default_top_p: float
-    default_top_k: int
+    sampling: SamplingDefaults
+    checkpoint_dtype: str | None  # in which the weights were saved, if it is told
     revision: str
 
     @property
@@ -69,14 +91,18 @@ class ModelSpec:
 def load_spec(folder: Path, *, load_format: str = "auto", dummy_seed: int = 0) -> ModelSpec:
     """Read `config.json` and `generation_config.json`. Raises ConfigurationError."""
     source = folder / "config.json"
-    raw = _read_json(source)
-    generation_source = folder / "generation_config.json"
-    generation = _read_json(generation_source) if generation_source.exists() else {}
+    raw = read_json(source)
+    generation_source = folder / GENERATION_CONFIG
+    generation = read_json(generation_source) if generation_source.exists() else {}
+    sampling = load_sampling_defaults(folder)
+    end = tokenizer_end(folder)
     revision = _revision(folder, dummy_seed if load_format == "dummy" else None)
     try:
-        return _parse(_Reader(raw, source), _Reader(generation, generation_source), revision)
+        spec = _parse(_Reader(raw, source), _Reader(generation, generation_source), revision)
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{source}: cannot be understood: {error!r}") from error
+    ends = spec.eos_token_ids | ({end} if end is not None and end < spec.vocab_size else set())
+    return replace(spec, sampling=sampling, eos_token_ids=ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +153,8 @@ def _parse(config: _Reader, generation: _Reader, revision: str) -> ModelSpec:
         initializer_range=float(config.get("initializer_range", 0.02)),
         eos_token_ids=_ids(generation.get("eos_token_id")) | _ids(config.get("eos_token_id")),
         bos_token_id=generation.get("bos_token_id", config.get("bos_token_id")),
-        default_temperature=float(generation.get("temperature", 1.0)),
-        default_top_p=float(generation.get("top_p", 1.0)),
-        default_top_k=int(generation.get("top_k", 0)),
+        sampling=SamplingDefaults(),
+        checkpoint_dtype=config.get("dtype", config.get("torch_dtype")),
         revision=revision,
     )
 
@@ -150,31 +175,46 @@ def _architecture(config: _Reader) -> str:
 
 def _refuse_variants(config: _Reader) -> None:
     """Refuse what would change the computation and is not implemented."""
-    for key in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
-        if value := config.get(key):
+    for key, neutral in _VARIANTS.items():
+        value = config.get(key)
+        if value is not None and value not in neutral:
             raise ConfigurationError(f"{config.source}: {key} = {value!r} is not supported")
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise ConfigurationError(f"{config.source}: hidden_act {activation!r} is not supported")
+    layers = config.get("layer_types", [])
+    if others := sorted({str(kind) for kind in layers} - {"full_attention"}):
+        raise ConfigurationError(f"{config.source}: layer_types {others} are not supported")
 
 
 def _rope(config: _Reader) -> tuple[float, Llama3Scaling | None]:
     """Base and scaling, from `rope_parameters` (transformers 5) or `rope_scaling` (before)."""
-    values = config.get("rope_parameters", config.get("rope_scaling", {}))
-    rope = _Reader(values, config.source)
+    newer = _Reader(config.get("rope_parameters", {}), config.source)
+    older = _Reader(config.get("rope_scaling", {}), config.source)
+    rope = newer if newer.values else older
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    if float(rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
+    if float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ConfigurationError(f"{config.source}: partial_rotary_factor is not supported")
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = _rope_kind(rope)
+    if older.values and _rope_kind(older) != kind:
+        raise ConfigurationError(
+            f"{config.source}: rope_parameters says {kind!r}, rope_scaling {_rope_kind(older)!r}"
+        )
     if kind == "default":
         return theta, None
     if kind != "llama3":
         raise ConfigurationError(f"{config.source}: rope type {kind!r} is not supported")
+    return theta, _llama3(rope, config)
+
+
+def _rope_kind(rope: _Reader) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _llama3(rope: _Reader, config: _Reader) -> Llama3Scaling:
     missing = [
         key for key in ("factor", "low_freq_factor", "high_freq_factor") if rope.get(key) is None
     ]
     if missing:
         raise ConfigurationError(f"{config.source}: rope type llama3 lacks {', '.join(missing)}")
-    return theta, Llama3Scaling(
+    return Llama3Scaling(
         factor=float(rope.get("factor")),
         low_freq_factor=float(rope.get("low_freq_factor")),
         high_freq_factor=float(rope.get("high_freq_factor")),
@@ -190,53 +230,12 @@ def _ids(value: Any) -> frozenset[int]:
     return frozenset(map(int, value)) if isinstance(value, list) else frozenset((int(value),))
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, in the order of their names; empty if there are none."""
-    index = folder / INDEX_FILE
-    if index.exists():
-        shards = _read_json(index).get("weight_map", {}).values()
-        return [folder / name for name in sorted(set(shards))]
-    single = folder / SINGLE_FILE
-    return [single] if single.exists() else []
-
-
 def _revision(folder: Path, dummy_seed: int | None) -> str:
-    """Name the weights by content: the same on every machine that holds the same files.
-
-    Headers alone would give two fine-tunes of one shape the same name, and their KV blocks would
-    be mixed up; so evenly spaced samples of the data are taken in as well.
-    """
+    """Name the weights by content: the same on every machine that holds the same files."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     if dummy_seed is not None:
         digest.update(f"dummy weights, seed {dummy_seed}".encode())
         return digest.hexdigest()
     for path in weight_files(folder):
-        try:
-            digest.update(_file_signature(path))
-        except (OSError, struct.error) as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+        digest.update(f"{path.name}\0{content_digest(path)}\0".encode())
     return digest.hexdigest()
-
-
-def _file_signature(path: Path) -> bytes:
-    size = os.path.getsize(path)
-    digest = hashlib.sha256(f"{path.name}\0{size}\0".encode())
-    with path.open("rb") as file:
-        (header_bytes,) = struct.unpack("<Q", file.read(8))
-        digest.update(file.read(min(header_bytes, size)))
-        for sample in range(_SAMPLES):
-            file.seek(max(0, (size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1)))
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.digest()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigurationError(f"{path}: expected a JSON object")
-    return data

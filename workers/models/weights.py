@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from segue.cluster.errors import ConfigurationError
-from segue.workers.models.spec import ModelSpec, weight_files
+from segue.workers.models.spec import ModelSpec
+from segue.workers.models.weight_files import weight_files
 
 
 @dataclass(frozen=True, slots=True)

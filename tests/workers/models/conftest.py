@@ -15,7 +15,8 @@ BASE_TOKENS = ["<|start|>", "<|end|>"]
 def write_gguf(path: Path, **changes: Any) -> Path:
     """A random Llama of byte-level tokens.
 
-    `changes`: "arch", "pre" and "seed"; "arrays" maps names to (array, type) to use or add.
+    `changes`: "arch", "pre" and "seed"; "arrays" maps names to (array, type) to use or add;
+    "metadata" maps more keys to numbers or truths; "merges" may leave out what they say.
     """
     alphabet = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 324))]
     tokens = [*BASE_TOKENS, *alphabet, "Ġh", "he", "Ġhe"]
@@ -32,7 +33,11 @@ def write_gguf(path: Path, **changes: Any) -> Path:
     writer.add_tokenizer_pre(changes.get("pre", "smollm"))
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(BASE_TOKENS) + [1] * (len(tokens) - len(BASE_TOKENS)))
-    writer.add_token_merges(["h e", "Ġ h", "Ġ he"])
+    if changes.get("merges", True):
+        writer.add_token_merges(["h e", "Ġ h", "Ġ he"])
+    for key, value in changes.get("metadata", {}).items():
+        add = {bool: writer.add_bool, float: writer.add_float32, int: writer.add_uint32}
+        add.get(type(value), writer.add_string)(key, value)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(True)

@@ -53,6 +53,10 @@ def test_another_content_is_another_folder(
     other = resolve_model(model(second), tmp_path / "cache")
     assert folder != other
     assert load_spec(folder).revision != load_spec(other).revision
+    mended = bytearray(second.read_bytes())
+    mended[len(mended) // 3] ^= 1  # one byte, between where samples would be taken
+    second.write_bytes(mended)
+    assert resolve_model(model(second), tmp_path / "cache") not in (folder, other)
 
 
 def test_processes_that_start_at_once_share_one_conversion(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -112,10 +116,13 @@ def test_a_folder_is_served_as_it_is_or_refused(tmp_path: Path) -> None:
     assert resolve_model(model(tmp_path, load_format="dummy"), tmp_path) == tmp_path
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    (tmp_path / "model-1.safetensors").touch()
+    (tmp_path / "model-1.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     with pytest.raises(ConfigurationError, match=r"model-2\.safetensors"):
         resolve_model(model(tmp_path), tmp_path)
     (tmp_path / "model-2.safetensors").touch()
+    with pytest.raises(ConfigurationError, match=r"model-2\.safetensors is truncated"):
+        resolve_model(model(tmp_path), tmp_path)
+    (tmp_path / "model-2.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert resolve_model(model(tmp_path), tmp_path) == tmp_path
 
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from segue.cluster.errors import ConfigurationError
 from segue.workers.models.gguf_import import convert_gguf
+from segue.workers.models.sampling_defaults import SamplingDefaults
 from segue.workers.models.spec import Llama3Scaling, load_spec
 
 F32 = GGMLQuantizationType.F32
@@ -94,3 +95,63 @@ def test_what_cannot_be_expressed_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=named):
         converted(gguf_writer, tmp_path, {name: (array, F32)})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.rope.scaling.type", "yarn"),
+        ("llama.rope.scaling.factor", 4.0),  # linear, for llama.cpp, without a type
+        ("llama.rope.scale_linear", 4.0),
+        ("llama.attention.sliding_window", 4096),
+        ("llama.final_logit_softcapping", 30.0),
+        ("llama.residual_scale", 0.2),
+        ("llama.attention.causal", False),
+    ],
+)
+def test_metadata_that_changes_the_computation_is_refused(
+    gguf_writer: Write, tmp_path: Path, key: str, value: Any
+) -> None:
+    path = gguf_writer(tmp_path / "m.gguf", metadata={key: value})
+    with pytest.raises(ConfigurationError, match=key):
+        convert_gguf(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}, {}]
+)
+def test_metadata_that_asks_for_nothing_passes(
+    gguf_writer: Write, tmp_path: Path, metadata: dict[str, Any]
+) -> None:
+    convert_gguf(gguf_writer(tmp_path / "m.gguf", metadata=metadata), tmp_path)
+    assert load_spec(tmp_path).rope_scaling is None
+
+
+def test_one_part_of_a_split_model_is_no_model(gguf_writer: Write, tmp_path: Path) -> None:
+    path = gguf_writer(tmp_path / "m.gguf", metadata={"split.count": 3, "split.no": 1})
+    with pytest.raises(ConfigurationError, match="part 2 of 3 .* gguf-split --merge"):
+        convert_gguf(path, tmp_path)
+
+
+def test_missing_metadata_is_named(gguf_writer: Write, tmp_path: Path) -> None:
+    path = gguf_writer(tmp_path / "m.gguf", merges=False)
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.ggml\.merges is missing"):
+        convert_gguf(path, tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
+def test_half_a_file_is_one_line(gguf_writer: Write, tmp_path: Path, share: float) -> None:
+    whole = gguf_writer(tmp_path / "m.gguf").read_bytes()
+    part = tmp_path / "part.gguf"
+    part.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(ConfigurationError, match=r"part\.gguf") as caught:
+        convert_gguf(part, tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_sampling_defaults_come_along(gguf_writer: Write, tmp_path: Path) -> None:
+    own = {"general.sampling.temp": 0.7, "general.sampling.top_k": 40}
+    convert_gguf(
+        gguf_writer(tmp_path / "m.gguf", metadata=own), tmp_path, {"temperature": 0.2, "top_p": 0.9}
+    )
+    assert load_spec(tmp_path).sampling == SamplingDefaults(0.7, 0.9, 40)

@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from segue.cluster.errors import ConfigurationError
+from segue.workers.models.sampling_defaults import SamplingDefaults
 from segue.workers.models.spec import Llama3Scaling, load_spec
 
 LLAMA: dict[str, Any] = {
@@ -44,7 +45,7 @@ def test_defaults_follow_the_llama_config(tmp_path: Path) -> None:
     assert (spec.head_dim, spec.num_kv_heads, spec.tied_embeddings) == (16, 2, False)
     assert (spec.rope_theta, spec.rope_scaling) == (10000.0, None)
     assert spec.eos_token_ids == {7}
-    assert (spec.default_temperature, spec.default_top_p, spec.default_top_k) == (1.0, 1.0, 0)
+    assert spec.sampling == SamplingDefaults(1.0, 1.0, 0, 0.0)
 
 
 def test_generation_config_adds_ends_and_sampling(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_generation_config_adds_ends_and_sampling(tmp_path: Path) -> None:
     spec = load_spec(folder)
     assert spec.eos_token_ids == {7, 8, 9}
     assert spec.bos_token_id == 3
-    assert (spec.default_temperature, spec.default_top_p, spec.default_top_k) == (0.6, 0.9, 40)
+    assert spec.sampling == SamplingDefaults(0.6, 0.9, 40)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,21 @@ def test_both_spellings_of_rope_scaling(tmp_path: Path, changes: dict[str, Any])
         ({"vocab_size": 0}, "vocab_size"),
         ({"vocab_size": None}, "vocab_size"),
         ({"rope_scaling": 5}, "understood"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"use_qk_norm": True}, "use_qk_norm"),
+        ({"residual_multiplier": 0.2}, "residual_multiplier"),
+        ({"logits_scaling": 8.0}, "logits_scaling"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
+        ({"attention_multiplier": 0.01}, "attention_multiplier"),
+        ({"no_rope_layers": [0]}, "no_rope_layers"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        (
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear"}},
+            "rope_scaling 'linear'",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
@@ -114,6 +130,11 @@ def test_the_revision_names_the_content_not_the_place(tmp_path: Path) -> None:
     assert load_spec(weights(folder_of(tmp_path / "b", {}), data)).revision == revision
     tuned = weights(folder_of(tmp_path / "c", {}), b"\1" * 100_000)
     assert load_spec(tuned).revision != revision
+    for place in (0, 12_345, 50_000, 99_999):  # one byte, anywhere
+        other = bytearray(data)
+        other[place] = 1
+        folder = weights(folder_of(tmp_path / f"at-{place}", {}), bytes(other))
+        assert load_spec(folder).revision != revision
     assert load_spec(weights(folder_of(tmp_path / "d", {}), data + b"\0")).revision != revision
     scaled = folder_of(tmp_path / "e", {"rope_theta": 3.0})
     assert load_spec(weights(scaled, data)).revision != revision
