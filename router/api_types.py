@@ -18,7 +18,8 @@ MAX_SEQUENCES = 128  # prompts x n of one request
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
 MAX_MESSAGES = 4096
-MAX_DETOKENIZE_TOKENS = 2**20
+MAX_PARTS = 4096  # of the contents of all messages
+MAX_DETOKENIZE_TOKENS = 2**17
 REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
 
 _Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]

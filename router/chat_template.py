@@ -1,15 +1,13 @@
 """Renders messages with the model's own chat template, under the contract of Hugging Face.
 
 The template comes with the model and is trusted as far as the sandbox goes; the messages come
-from anyone, so a rendering is bounded in time and size and whatever it raises is a 400.
+from anyone, so a rendering is bounded in time and size and whatever it raises is a 400. The
+work holds the GIL and may take all of that time: nothing for an event loop.
 """
 
-import asyncio
 import datetime
 import json
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from segue.cluster.errors import ConfigurationError, InvalidRequest
+from segue.router.time_limit import TimeIsUp, interrupted_after
 
 RENDER_SECONDS = 5.0
 MAX_OUTPUT_CHARS = 16 * 2**20
@@ -31,17 +30,14 @@ RESERVED_NAMES = frozenset(
 
 
 class ChatTemplate:
-    def __init__(
-        self, source: str, special_tokens: Mapping[str, str], threads: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
             raise ConfigurationError(f"the chat template is not valid: {error}") from error
         self._special_tokens = dict(special_tokens)
-        self._threads = threads
 
-    async def render(
+    def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -49,7 +45,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises InvalidRequest, whatever goes wrong: the template can only fail on its data."""
+        """Raises InvalidRequest, whatever goes wrong: the template can only fail on its data.
+
+        In the main thread of a process only.
+        """
         shown = [dict(message) for message in messages]
         if continue_final_message:
             shown[-1]["content"] += _CONTINUE_MARK
@@ -61,13 +60,14 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        # The caller's deadline bounds the wait for a thread; `_run` bounds its own work.
-        loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(self._threads, self._run, variables)
+        try:
+            with interrupted_after(RENDER_SECONDS):
+                text = self._run(variables)
+        except TimeIsUp:
+            raise _too_much("time") from None
         return _cut_at_mark(text) if continue_final_message else text
 
     def _run(self, variables: dict[str, Any]) -> str:
-        give_up = time.monotonic() + RENDER_SECONDS
         parts: list[str] = []
         num_chars = 0
         try:
@@ -76,10 +76,10 @@ class ChatTemplate:
                 num_chars += len(part)
                 if num_chars > MAX_OUTPUT_CHARS:
                     raise _too_much("room")
-                if time.monotonic() > give_up:
-                    raise _too_much("time")
         except InvalidRequest:
             raise
+        except MemoryError:
+            raise _too_much("room") from None
         except Exception as error:
             # Not only TemplateError: `'a' + none` in a template is a plain TypeError.
             message = f"the chat template refused the messages: {error}"
@@ -87,7 +87,7 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def load_chat_template(model_folder: Path, threads: ThreadPoolExecutor) -> ChatTemplate | None:
+def load_chat_template(model_folder: Path) -> ChatTemplate | None:
     """The template of `chat_template.jinja`, else of tokenizer_config.json, else None."""
     config = _read_json(model_folder / "tokenizer_config.json")
     path = model_folder / "chat_template.jinja"
@@ -99,7 +99,7 @@ def load_chat_template(model_folder: Path, threads: ThreadPoolExecutor) -> ChatT
     if not source:
         return None
     special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token")}
-    return ChatTemplate(source, special, threads)
+    return ChatTemplate(source, special)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Composes the HTTP application: routes, the layers around them, and how errors are told."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from segue.cluster.step_trace import StepRecord
 from segue.router.admin_routes import ADMIN_PATHS, admin_routes
 from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
 from segue.router.api_keys import ApiKeyLayer, load_api_keys
-from segue.router.chat_template import load_chat_template
 from segue.router.error_body import install_error_responses
 from segue.router.exchange_layer import WIND_UP_SECONDS, ExchangeLayer
 from segue.router.generation import Generator, ModelCard, Readiness
@@ -24,8 +22,9 @@ from segue.router.http_metrics import HttpMetrics
 from segue.router.operations import Operations
 from segue.router.plain_routes import health_routes, model_routes, operation_routes
 from segue.router.service import Service
+from segue.router.text_model import TextSource, load_text_model
+from segue.router.text_processes import TextProcesses
 from segue.router.tokenize_routes import tokenize_routes
-from segue.router.tokenizer import NUM_THREADS, load_tokenizer
 
 KEEP_ALIVE_SECONDS = 15.0
 _PLAIN_PATHS = frozenset(
@@ -60,14 +59,14 @@ def create_app(
     are those that change something without `operations`.
 
     Raises ConfigurationError if the model folder or the key file can not be used."""
-    threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="segue-text")
+    source = TextSource(model_folder, card)
     admission = Admission(config.admission)
     service = Service(
         generator=generator,
         card=card,
         config=config,
-        tokenizer=load_tokenizer(model_folder, threads),
-        chat_template=load_chat_template(model_folder, threads),
+        tokens=load_text_model(source).tokenizer.tokens,
+        texts=TextProcesses(source, config.text_processes),
         metrics=HttpMetrics(lambda: admission.num_admitted),
         readiness=readiness,
         metrics_text=metrics_text,
@@ -85,9 +84,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.lag.start()
+        await service.texts.start()
         yield
+        await service.texts.close()
         service.lag.stop()
-        threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
         title="Segue", version=segue.__version__, redirect_slashes=False, lifespan=lifespan

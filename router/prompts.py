@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from segue.cluster.errors import InvalidRequest
-from segue.router.api_types import MAX_SEQUENCES, ChatBody, ChatMessage, TokenizeBody
+from segue.router.api_types import MAX_PARTS, MAX_SEQUENCES, ChatBody, ChatMessage, TokenizeBody
 from segue.router.chat_template import RESERVED_NAMES
 from segue.router.generation import ModelCard
-from segue.router.service import Service
+from segue.router.text_model import TextModel
 
 
 def read_prompts(prompt: Any, n: int, card: ModelCard) -> list[str | tuple[int, ...]]:
@@ -62,20 +62,21 @@ def _is_ints(item: Any) -> TypeGuard[list[int]]:
     return isinstance(item, list) and all(type(token) is int for token in item)
 
 
-async def encode_prompt(
-    prompt: str | tuple[int, ...], add_special_tokens: bool, service: Service
+def encode_prompt(
+    prompt: str | tuple[int, ...], add_special_tokens: bool, model: TextModel
 ) -> tuple[int, ...]:
+    """A control token that a raw prompt spells out is one: its client writes the whole prompt."""
     if not isinstance(prompt, str):
         return prompt
-    return await _encode(prompt, add_special_tokens, service, "prompt")
+    return _encode(prompt, add_special_tokens, model, "prompt")
 
 
-async def encode_chat(body: ChatBody | TokenizeBody, service: Service) -> tuple[int, ...]:
+def encode_chat(body: ChatBody | TokenizeBody, model: TextModel) -> tuple[int, ...]:
     """Render the messages and tokenize; the template has written the special tokens already."""
-    template = service.chat_template
+    template = model.chat_template
     if template is None:
         raise InvalidRequest(
-            f"the model {service.card.id} has no chat template; use /v1/completions",
+            f"the model {model.card.id} has no chat template; use /v1/completions",
             param="messages",
         )
     extra = _template_variables(body)
@@ -86,27 +87,25 @@ async def encode_chat(body: ChatBody | TokenizeBody, service: Service) -> tuple[
             param="continue_final_message",
         )
     starts = not resume if body.add_generation_prompt is None else body.add_generation_prompt
-    text = await template.render(
-        [_template_message(m, i) for i, m in enumerate(body.messages or ())],
-        add_generation_prompt=starts,
-        continue_final_message=resume,
-        extra=extra,
+    _check_parts(body.messages or ())
+    messages = [_template_message(m, i) for i, m in enumerate(body.messages or ())]
+    num_bytes = sum(len(message["content"].encode()) for message in messages)
+    model.tokenizer.check_size(num_bytes, model.card.max_model_len, "messages")
+    text = template.render(
+        messages, add_generation_prompt=starts, continue_final_message=resume, extra=extra
     )
-    return await _encode(text, body.add_special_tokens or False, service, "messages")
+    return _encode(text, body.add_special_tokens or False, model, "messages")
 
 
-async def _encode(
-    text: str, add_special_tokens: bool, service: Service, param: str
-) -> tuple[int, ...]:
-    card = service.card
-    token_ids = await service.tokenizer.encode(
+def _encode(text: str, add_special_tokens: bool, model: TextModel, param: str) -> tuple[int, ...]:
+    token_ids = model.tokenizer.encode(
         text,
         add_special_tokens=add_special_tokens,
-        max_tokens=card.max_model_len,
+        max_tokens=model.card.max_model_len,
         param=param,
     )
     # A tokenizer may have tokens that were added without widening the model.
-    if token_ids and max(token_ids) >= card.vocab_size:
+    if token_ids and max(token_ids) >= model.card.vocab_size:
         raise InvalidRequest(f"{param} holds a special token that the model lacks", param=param)
     return token_ids
 
@@ -120,6 +119,16 @@ def _template_variables(body: ChatBody | TokenizeBody) -> Mapping[str, Any]:
     if isinstance(body, ChatBody) and body.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", body.reasoning_effort)
     return extra
+
+
+def _check_parts(messages: Sequence[ChatMessage]) -> None:
+    """Before any of them is looked at."""
+    num_parts = 0
+    for index, message in enumerate(messages):
+        num_parts += len(message.content) if isinstance(message.content, list) else 0
+        if num_parts > MAX_PARTS:
+            param = f"messages.{index}.content"
+            raise InvalidRequest(f"{param}: more than {MAX_PARTS} parts in all", param=param)
 
 
 def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:

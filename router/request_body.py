@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from segue.cluster.errors import InvalidRequest
 
 BODY_TIMEOUT_SECONDS = 60.0
+_MAX_EXPLAINED_BYTES = 64 * 2**10
 
 
 class BodyTooLarge(InvalidRequest):
@@ -27,13 +28,24 @@ class BodyTooSlow(InvalidRequest):
 async def read_json(
     request: Request, max_bytes: int, seconds: float = BODY_TIMEOUT_SECONDS
 ) -> dict[str, Any]:
+    """Raises InvalidRequest. It parses on the event loop: for small bodies."""
+    return parse_object(await read_body(request, max_bytes, seconds))
+
+
+async def read_body(
+    request: Request, max_bytes: int, seconds: float = BODY_TIMEOUT_SECONDS
+) -> bytes:
     """Raises InvalidRequest; never keeps more than `max_bytes` in memory."""
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise InvalidRequest("the Content-Type must be application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise InvalidRequest("a body with a Content-Encoding is not supported")
-    data = await _read(request, max_bytes, seconds)
+    return bytes(await _read(request, max_bytes, seconds))
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Raises InvalidRequest."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -67,12 +79,17 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is larger than {max_bytes} bytes")
 
 
-def _explain(data: bytearray, error: orjson.JSONDecodeError) -> InvalidRequest:
-    """Name the field that holds NaN or an infinity: JSON has none, but Python clients send them."""
-    try:
-        field = next(_non_finite(json.loads(data)), None)
-    except (ValueError, RecursionError):
-        field = None
+def _explain(data: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:
+    """Name the field that holds NaN or an infinity: JSON has none, but Python clients send them.
+
+    To name it the body is read again, slowly; of a large one the error's place must do.
+    """
+    field = None
+    if len(data) <= _MAX_EXPLAINED_BYTES:
+        try:
+            field = next(_non_finite(json.loads(data)), None)
+        except (ValueError, RecursionError):
+            pass
     if field is None:
         return InvalidRequest(f"the body is not valid JSON: {error}")
     return InvalidRequest(f"{field} must be a finite number", param=field)

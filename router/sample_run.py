@@ -146,7 +146,7 @@ class SampleRun:
             await events.aclose()
 
     async def _drain(self, index: int, events: AsyncGenerator[TokensEvent, None]) -> None:
-        assembler = TextAssembler(self._service.tokenizer.tokens, self._plan.text)
+        assembler = TextAssembler(self._service.tokens, self._plan.text)
         last: float | None = None
         async for event in events:
             now = time.monotonic()

@@ -7,11 +7,11 @@ from typing import Any
 from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
-from segue.router.chat_template import ChatTemplate
 from segue.router.generation import Generator, ModelCard, Readiness
 from segue.router.http_metrics import HttpMetrics
 from segue.router.request_names import RequestNames
-from segue.router.tokenizer import TextTokenizer
+from segue.router.text_processes import TextProcesses
+from segue.router.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Service:
     generator: Generator
     card: ModelCard
     config: GatewayConfig
-    tokenizer: TextTokenizer
-    chat_template: ChatTemplate | None  # None: the model has none, chat is refused
+    tokens: TokenBytes
+    texts: TextProcesses
     metrics: HttpMetrics
     readiness: Callable[[], Readiness]
     metrics_text: Callable[[], Awaitable[bytes]]

@@ -36,6 +36,16 @@ class TokenBytes:
             self._table[token_id] = known
         return known
 
+    def longest(self) -> int:
+        """No token of the vocabulary has more bytes."""
+        # A byte-level piece has a character for each byte; added tokens are written as they are.
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        lengths = [len(token.content.encode()) for token in added]
+        pieces = self._tokenizer.get_vocab(with_added_tokens=False)
+        one_each = self._to_bytes is _byte_level
+        lengths += (len(piece) if one_each else len(piece.encode()) for piece in pieces)
+        return max(lengths, default=1)
+
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The decoder as tokenizer.json spells it, without writing out the vocabulary again."""

@@ -1,8 +1,6 @@
-"""Text to token ids and back with the `tokenizers` library; long work runs in a few threads."""
+"""Text to token ids and back with the `tokenizers` library, bounded before it is begun."""
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -10,56 +8,46 @@ from tokenizers import Tokenizer
 from segue.cluster.errors import ConfigurationError, InvalidRequest
 from segue.router.token_bytes import TokenBytes
 
-NUM_THREADS = 2
-_INLINE_CHARS = 512  # below this a thread costs more than the work
-_INLINE_TOKENS = 2000
 _NORMALIZER_SLACK = 4  # how far a normalizer may shrink a text before it is split
 
 
 class TextTokenizer:
-    def __init__(self, tokenizer: Tokenizer, threads: ThreadPoolExecutor) -> None:
-        self._tokenizer = tokenizer
-        self._threads = threads
-        self.tokens = TokenBytes(tokenizer)
-        pieces = tokenizer.get_vocab(with_added_tokens=True)
-        self._longest_piece = max((len(piece) for piece in pieces), default=1)
+    """The work grows with the text and holds the GIL: nothing for an event loop."""
 
-    async def encode(
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = TokenBytes(tokenizer)
+        slack = _NORMALIZER_SLACK if _may_shrink(tokenizer) else 1
+        self._bytes_per_token = self.tokens.longest() * slack
+
+    def check_size(self, num_bytes: int, max_tokens: int, param: str) -> None:
+        """Raises InvalidRequest if so much text can not fit `max_tokens` tokens."""
+        if num_bytes > max_tokens * self._bytes_per_token:
+            raise InvalidRequest(
+                f"{param} has {num_bytes} bytes of text, more than {max_tokens} tokens can hold",
+                param=param,
+            )
+
+    def encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int, param: str
     ) -> tuple[int, ...]:
         """Raises InvalidRequest, without tokenizing, if `text` can not fit `max_tokens` tokens.
 
         A text that passes may still turn out longer than `max_tokens`.
         """
-        if len(text) > max_tokens * self._longest_piece * _NORMALIZER_SLACK:
-            raise InvalidRequest(
-                f"{param} has {len(text)} characters, more than {max_tokens} tokens can hold",
-                param=param,
-            )
-        if len(text) <= _INLINE_CHARS:
-            return self._encode(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
+        self.check_size(len(text.encode()), max_tokens, param)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens included."""
-        if len(token_ids) <= _INLINE_TOKENS:
-            return self._decode(token_ids)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._decode, token_ids)
+        return b"".join(self.tokens[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each token."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return b"".join(self.tokens[token_id] for token_id in token_ids).decode("utf-8", "replace")
-
-
-def load_tokenizer(model_folder: Path, threads: ThreadPoolExecutor) -> TextTokenizer:
+def load_tokenizer(model_folder: Path) -> TextTokenizer:
     path = model_folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigurationError(f"the model folder has no {path.name}")
@@ -70,4 +58,11 @@ def load_tokenizer(model_folder: Path, threads: ThreadPoolExecutor) -> TextToken
     # Limits belong to the gateway: a file that asks for truncation would cut prompts in silence.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TextTokenizer(tokenizer, threads)
+    return TextTokenizer(tokenizer)
+
+
+def _may_shrink(tokenizer: Tokenizer) -> bool:
+    """Whether text may be lost before it is split: to a normalizer, or to a token's white space."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    strips = any(token.lstrip or token.rstrip for token in added)
+    return strips or tokenizer.normalizer is not None

@@ -63,5 +63,9 @@ class GatewayConfig(Section):
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=30.0, description="how long running requests may take when the gateway is to stop"
     )
+    text_processes: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=2,
+        description="processes that check bodies, render chat templates and tokenize",
+    )
     admission: AdmissionConfig = AdmissionConfig()
     recovery: RecoveryConfig = RecoveryConfig()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +143,7 @@ async def eventually(condition: Callable[[], bool], seconds: float = 1.0) -> boo
 
 
 def gateway_config(**sections: Any) -> GatewayConfig:
+    sections.setdefault("text_processes", 1)  # each costs a test 0.3 s
     return parse_config({"gateway": sections}).gateway
 
 
@@ -194,7 +194,7 @@ async def serving(
 
 @pytest.fixture(scope="session")
 def text_tokenizer(bundled_model: Path) -> TextTokenizer:
-    return load_tokenizer(bundled_model, ThreadPoolExecutor(1))
+    return load_tokenizer(bundled_model)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from segue.cluster.errors import ConfigurationError, InvalidRequest
 from segue.router import chat_template
 from segue.router.chat_template import ChatTemplate, load_chat_template
 
-THREADS = ThreadPoolExecutor(1)
 MESSAGES = [
     {"role": "system", "content": "Be <brief> & 'kind'."},
     {"role": "user", "content": "Hi {{ there }} 👋"},
@@ -32,16 +30,16 @@ SOURCES = [
 
 
 def template(source: str, **special: str) -> ChatTemplate:
-    return ChatTemplate(source, special, THREADS)
+    return ChatTemplate(source, special)
 
 
-async def render(source: str, **options: Any) -> str:
+def render(source: str, **options: Any) -> str:
     options = {"add_generation_prompt": True, **options}
-    return await template(source, bos_token="<s>", eos_token="</s>").render(MESSAGES, **options)
+    return template(source, bos_token="<s>", eos_token="</s>").render(MESSAGES, **options)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-async def test_renders_as_transformers_does(source: str) -> None:
+def test_renders_as_transformers_does(source: str) -> None:
     rendered = render_jinja_template(
         conversations=[MESSAGES],
         chat_template=source,
@@ -50,23 +48,23 @@ async def test_renders_as_transformers_does(source: str) -> None:
         eos_token="</s>",
         flag="on",
     )
-    assert await render(source, extra={"flag": "on"}) == rendered[0][0]
+    assert render(source, extra={"flag": "on"}) == rendered[0][0]
 
 
-async def test_bundled_template(bundled_model: Path) -> None:
-    loaded = load_chat_template(bundled_model, THREADS)
+def test_bundled_template(bundled_model: Path) -> None:
+    loaded = load_chat_template(bundled_model)
     assert loaded is not None
-    text = await loaded.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    text = loaded.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant")
 
 
-async def test_continue_final_message() -> None:
+def test_continue_final_message() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
     options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
-    assert (await render(source, **options)).endswith("<assistant>Hello")
+    assert (render(source, **options)).endswith("<assistant>Hello")
     with pytest.raises(InvalidRequest, match="final message"):
-        await render("nothing", **options)
+        render("nothing", **options)
 
 
 @pytest.mark.parametrize(
@@ -80,22 +78,22 @@ async def test_continue_final_message() -> None:
         ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "too much room"),
     ],
 )
-async def test_failures_are_the_clients(source: str, message: str) -> None:
+def test_failures_are_the_clients(source: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        await render(source)
+        render(source)
 
 
-async def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.05)
     loops = "{% for a in range(9999) %}" * 2 + "." + "{% endfor %}" * 2
     began = time.monotonic()
     with pytest.raises(InvalidRequest, match="too much time"):
-        await render(loops)
+        render(loops)
     assert time.monotonic() - began < 2
 
 
 def test_where_the_template_comes_from(tmp_path: Path) -> None:
-    assert load_chat_template(tmp_path, THREADS) is None
+    assert load_chat_template(tmp_path) is None
     config = {
         "bos_token": {"content": "<s>"},
         "chat_template": [
@@ -109,11 +107,11 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert _rendered(tmp_path) == "file <s>"
     (tmp_path / "chat_template.jinja").write_text("{% broken")
     with pytest.raises(ConfigurationError):
-        load_chat_template(tmp_path, THREADS)
+        load_chat_template(tmp_path)
 
 
 def _rendered(folder: Path) -> str:
-    loaded = load_chat_template(folder, THREADS)
+    loaded = load_chat_template(folder)
     assert loaded is not None
     variables = {**loaded._special_tokens, "messages": []}
     return loaded._run(variables)

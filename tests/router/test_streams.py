@@ -39,7 +39,7 @@ def frames(text: str) -> list[Any]:
 
 
 def ids_of(tokenizer: TextTokenizer, text: str) -> tuple[int, ...]:
-    return tokenizer._encode(text, False)
+    return tokenizer.encode(text, add_special_tokens=False, max_tokens=2048, param="text")
 
 
 async def test_chat_chunks(gateway: Gateway) -> None:

@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def ids_of(tokenizer: TextTokenizer, text: str) -> tuple[int, ...]:
-    return tokenizer._encode(text, False)
+    return tokenizer.encode(text, add_special_tokens=False, max_tokens=2048, param="text")
 
 
 def cut(ids: Sequence[int], points: Sequence[int]) -> list[Sequence[int]]:

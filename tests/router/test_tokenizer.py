@@ -1,6 +1,5 @@
 """The tokenizer against the library's own answers, and its bounds."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,24 +9,22 @@ from segue.cluster.errors import ConfigurationError, InvalidRequest
 from segue.router.tokenizer import TextTokenizer, load_tokenizer
 
 
-async def encode(tokenizer: TextTokenizer, text: str, max_tokens: int = 2048) -> tuple[int, ...]:
-    return await tokenizer.encode(
-        text, add_special_tokens=True, max_tokens=max_tokens, param="prompt"
-    )
+def encode(tokenizer: TextTokenizer, text: str, max_tokens: int = 2048) -> tuple[int, ...]:
+    return tokenizer.encode(text, add_special_tokens=True, max_tokens=max_tokens, param="prompt")
 
 
-@pytest.mark.parametrize("repeat", [1, 500])  # on the event loop and in a thread
-async def test_round_trip(text_tokenizer: TextTokenizer, bundled_model: Path, repeat: int) -> None:
+@pytest.mark.parametrize("repeat", [1, 500])
+def test_round_trip(text_tokenizer: TextTokenizer, bundled_model: Path, repeat: int) -> None:
     text = "Größe 東京 👍🏽 <|im_start|> " * repeat
-    ids = await encode(text_tokenizer, text)
+    ids = encode(text_tokenizer, text)
     oracle = Tokenizer.from_file(str(bundled_model / "tokenizer.json"))
     assert list(ids) == oracle.encode(text).ids
-    assert await text_tokenizer.decode(ids) == text
+    assert text_tokenizer.decode(ids) == text
 
 
-async def test_a_hopeless_text_is_not_tokenized(text_tokenizer: TextTokenizer) -> None:
+def test_a_hopeless_text_is_not_tokenized(text_tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidRequest, match="more than 10 tokens can hold"):
-        await encode(text_tokenizer, "x" * 1_000_000, max_tokens=10)
+        encode(text_tokenizer, "x" * 1_000_000, max_tokens=10)
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "no tokenizer.json"), ("{", "be read")])
@@ -35,12 +32,12 @@ def test_broken_folders(tmp_path: Path, content: str | None, message: str) -> No
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigurationError, match=message):
-        load_tokenizer(tmp_path, ThreadPoolExecutor(1))
+        load_tokenizer(tmp_path)
 
 
-async def test_truncation_of_the_file_is_off(bundled_model: Path, tmp_path: Path) -> None:
+def test_truncation_of_the_file_is_off(bundled_model: Path, tmp_path: Path) -> None:
     cutting = Tokenizer.from_file(str(bundled_model / "tokenizer.json"))
     cutting.enable_truncation(4)
     cutting.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path, ThreadPoolExecutor(1))
-    assert len(await encode(tokenizer, "one two three four five six seven")) == 7
+    tokenizer = load_tokenizer(tmp_path)
+    assert len(encode(tokenizer, "one two three four five six seven")) == 7

@@ -1,0 +1,28 @@
+"""What is known of the served model where text becomes tokens: tokenizer, template, limits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from segue.router.chat_template import ChatTemplate, load_chat_template
+from segue.router.generation import ModelCard
+from segue.router.tokenizer import TextTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """From which any process can load the same TextModel."""
+
+    folder: Path
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    card: ModelCard
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate | None  # None: the model has none, chat is refused
+
+
+def load_text_model(source: TextSource) -> TextModel:
+    """Raises ConfigurationError if the model's folder can not be used."""
+    return TextModel(source.card, load_tokenizer(source.folder), load_chat_template(source.folder))
