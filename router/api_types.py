@@ -19,6 +19,7 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096  # of the contents of all messages
+MAX_TOOL_CALLS = 128  # of a message
 MAX_DETOKENIZE_TOKENS = 2**17
 REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
 

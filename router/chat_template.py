@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Compare, Const, List, Node, Tuple
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -31,10 +31,13 @@ RESERVED_NAMES = frozenset(
 
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.named_roles = _compared_words(environment.parse(source))
         except TemplateError as error:
             raise ConfigurationError(f"the chat template is not valid: {error}") from error
+        self.shown: set[str] = set()  # what is known to make odds to it
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -100,6 +103,16 @@ def load_chat_template(model_folder: Path) -> ChatTemplate | None:
         return None
     special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token")}
     return ChatTemplate(source, special)
+
+
+def _compared_words(template: Node) -> frozenset[str]:
+    """The words that it compares something with: among them the roles that it knows."""
+    found: set[str] = set()
+    for compare in template.find_all(Compare):
+        for side in (compare.expr, *(operand.expr for operand in compare.ops)):
+            items = side.items if isinstance(side, List | Tuple) else [side]
+            found |= {item.value for item in items if isinstance(item, Const)}
+    return frozenset(word for word in found if isinstance(word, str))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

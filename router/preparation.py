@@ -19,7 +19,8 @@ from segue.router.api_types import (
     TokenizeBody,
     parse_body,
 )
-from segue.router.prompts import check_token_ids, encode_chat, encode_prompt, read_prompts
+from segue.router.conversation import encode_chat
+from segue.router.prompts import check_token_ids, encode_prompt, read_prompts
 from segue.router.request_body import parse_object
 from segue.router.request_plan import RequestPlan, check_model, check_options, plan_requests
 from segue.router.text_model import TextModel

@@ -1,11 +1,10 @@
-"""What to generate from: the forms of `prompt`, chat messages, and their limits."""
+"""What to generate from: the four forms of `prompt`, and their limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from segue.cluster.errors import InvalidRequest
-from segue.router.api_types import MAX_PARTS, MAX_SEQUENCES, ChatBody, ChatMessage, TokenizeBody
-from segue.router.chat_template import RESERVED_NAMES
+from segue.router.api_types import MAX_SEQUENCES
 from segue.router.generation import ModelCard
 from segue.router.text_model import TextModel
 
@@ -68,92 +67,17 @@ def encode_prompt(
     """A control token that a raw prompt spells out is one: its client writes the whole prompt."""
     if not isinstance(prompt, str):
         return prompt
-    return _encode(prompt, add_special_tokens, model, "prompt")
-
-
-def encode_chat(body: ChatBody | TokenizeBody, model: TextModel) -> tuple[int, ...]:
-    """Render the messages and tokenize; the template has written the special tokens already."""
-    template = model.chat_template
-    if template is None:
-        raise InvalidRequest(
-            f"the model {model.card.id} has no chat template; use /v1/completions",
-            param="messages",
-        )
-    extra = _template_variables(body)
-    resume = body.continue_final_message or False
-    if resume and body.add_generation_prompt:
-        raise InvalidRequest(
-            "add_generation_prompt and continue_final_message exclude each other",
-            param="continue_final_message",
-        )
-    starts = not resume if body.add_generation_prompt is None else body.add_generation_prompt
-    _check_parts(body.messages or ())
-    messages = [_template_message(m, i) for i, m in enumerate(body.messages or ())]
-    num_bytes = sum(len(message["content"].encode()) for message in messages)
-    model.tokenizer.check_size(num_bytes, model.card.max_model_len, "messages")
-    text = template.render(
-        messages, add_generation_prompt=starts, continue_final_message=resume, extra=extra
-    )
-    return _encode(text, body.add_special_tokens or False, model, "messages")
-
-
-def _encode(text: str, add_special_tokens: bool, model: TextModel, param: str) -> tuple[int, ...]:
     token_ids = model.tokenizer.encode(
-        text,
+        prompt,
         add_special_tokens=add_special_tokens,
         max_tokens=model.card.max_model_len,
-        param=param,
+        param="prompt",
     )
-    # A tokenizer may have tokens that were added without widening the model.
-    if token_ids and max(token_ids) >= model.card.vocab_size:
-        raise InvalidRequest(f"{param} holds a special token that the model lacks", param=param)
+    check_vocabulary(token_ids, model.card, "prompt")
     return token_ids
 
 
-def _template_variables(body: ChatBody | TokenizeBody) -> Mapping[str, Any]:
-    extra = dict(body.chat_template_kwargs or {})
-    if taken := RESERVED_NAMES & extra.keys():
-        raise InvalidRequest(
-            f"chat_template_kwargs must not set {sorted(taken)[0]}", param="chat_template_kwargs"
-        )
-    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
-        extra.setdefault("reasoning_effort", body.reasoning_effort)
-    return extra
-
-
-def _check_parts(messages: Sequence[ChatMessage]) -> None:
-    """Before any of them is looked at."""
-    num_parts = 0
-    for index, message in enumerate(messages):
-        num_parts += len(message.content) if isinstance(message.content, list) else 0
-        if num_parts > MAX_PARTS:
-            param = f"messages.{index}.content"
-            raise InvalidRequest(f"{param}: more than {MAX_PARTS} parts in all", param=param)
-
-
-def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """A plain dict with text content; what else the client sent is the template's to read."""
-    extra = message.model_extra or {}
-    fields = {name: value for name, value in extra.items() if value is not None}
-    return {**fields, "role": message.role, "content": _content(message, f"messages.{index}")}
-
-
-def _content(message: ChatMessage, where: str) -> str:
-    content = message.content
-    if isinstance(content, str):
-        return content
-    if content is None and message.role == "assistant":
-        return ""  # an answer that only called tools
-    if not isinstance(content, list) or not content:
-        raise InvalidRequest(f"{where}.content must be text", param=f"{where}.content")
-    texts: list[str] = []
-    for position, part in enumerate(content):
-        path = f"{where}.content.{position}"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            shown = f"'{kind[:40]}'" if isinstance(kind, str) else "without a type"
-            raise InvalidRequest(f"{path}: content parts {shown} are not supported", param=path)
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{path}.text must be a string", param=path)
-        texts.append(part["text"])
-    return "\n".join(texts)
+def check_vocabulary(token_ids: Sequence[int], card: ModelCard, param: str) -> None:
+    """A tokenizer may have tokens that were added without widening the model."""
+    if token_ids and max(token_ids) >= card.vocab_size:
+        raise InvalidRequest(f"{param} holds a special token that the model lacks", param=param)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from segue.router.chat_template import ChatTemplate, load_chat_template
+from segue.router.control_tokens import ControlTokens
 from segue.router.generation import ModelCard
 from segue.router.tokenizer import TextTokenizer, load_tokenizer
 
@@ -20,9 +21,12 @@ class TextSource:
 class TextModel:
     card: ModelCard
     tokenizer: TextTokenizer
+    control: ControlTokens
     chat_template: ChatTemplate | None  # None: the model has none, chat is refused
 
 
 def load_text_model(source: TextSource) -> TextModel:
     """Raises ConfigurationError if the model's folder can not be used."""
-    return TextModel(source.card, load_tokenizer(source.folder), load_chat_template(source.folder))
+    tokenizer = load_tokenizer(source.folder)
+    template = load_chat_template(source.folder)
+    return TextModel(source.card, tokenizer, ControlTokens(tokenizer.library), template)

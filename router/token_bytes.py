@@ -25,16 +25,21 @@ class TokenBytes:
         self._to_bytes = _piece_decoder(_decoder_steps(tokenizer))
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._end = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._table: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of a token; none if the tokenizer has no such token (padded vocabularies)."""
         known = self._table.get(token_id)
         if known is None:
-            piece = self._tokenizer.id_to_token(token_id)
+            piece = self.piece(token_id)
             known = b"" if piece is None else self._to_bytes(piece)
             self._table[token_id] = known
         return known
+
+    def piece(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling; tokens that were added since count for none."""
+        return self._tokenizer.id_to_token(token_id) if token_id < self._end else None
 
     def longest(self) -> int:
         """No token of the vocabulary has more bytes."""

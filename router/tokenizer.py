@@ -15,7 +15,7 @@ class TextTokenizer:
     """The work grows with the text and holds the GIL: nothing for an event loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.library = tokenizer
         self.tokens = TokenBytes(tokenizer)
         slack = _NORMALIZER_SLACK if _may_shrink(tokenizer) else 1
         self._bytes_per_token = self.tokens.longest() * slack
@@ -36,7 +36,7 @@ class TextTokenizer:
         A text that passes may still turn out longer than `max_tokens`.
         """
         self.check_size(len(text.encode()), max_tokens, param)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return tuple(self.library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens included."""
@@ -44,7 +44,7 @@ class TextTokenizer:
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each token."""
-        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+        return [self.tokens.piece(token_id) or "" for token_id in token_ids]
 
 
 def load_tokenizer(model_folder: Path) -> TextTokenizer:

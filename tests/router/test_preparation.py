@@ -1,5 +1,6 @@
 """What a text process makes of a body, and that it crosses to the gateway unchanged."""
 
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -8,9 +9,10 @@ from tests.router.conftest import CARD
 
 from segue.cluster.errors import InvalidRequest, ModelNotFound
 from segue.router.chat_template import ChatTemplate
+from segue.router.control_tokens import ControlTokens
 from segue.router.preparation import Prepared, pack, prepare_chat, prepare_completion, unpack
 from segue.router.text_model import TextModel
-from segue.router.tokenizer import TextTokenizer
+from segue.router.tokenizer import TextTokenizer, load_tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
 FULL: dict[str, Any] = {
@@ -32,9 +34,10 @@ FULL: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def model(text_tokenizer: TextTokenizer) -> TextModel:
-    return TextModel(CARD, text_tokenizer, ChatTemplate(TEMPLATE, {}))
+@pytest.fixture(scope="module")
+def model(bundled_model: Path) -> TextModel:
+    tokenizer = load_tokenizer(bundled_model)
+    return TextModel(CARD, tokenizer, ControlTokens(tokenizer.library), ChatTemplate(TEMPLATE, {}))
 
 
 def test_a_plan_crosses_unchanged_with_each_prompt_once(model: TextModel) -> None:
