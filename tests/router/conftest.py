@@ -183,13 +183,15 @@ async def serving(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = GatewayServer(app, drain_timeout_s)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
-            running = Gateway(url, generator, client, server)
-            while not server.started:
-                await asyncio.sleep(0.005)
-            yield running
-        server.should_exit = True
-        await task
+        try:
+            async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+                running = Gateway(url, generator, client, server)
+                while not server.started:
+                    await asyncio.sleep(0.005)
+                yield running
+        finally:
+            server.should_exit = True
+            await task
 
 
 @pytest.fixture(scope="session")
