@@ -8,7 +8,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from segue.cluster.errors import ConfigurationError
+from segue.router.cache_salt import tenant_of
 from segue.router.error_body import error_response
+from segue.router.exchange import exchange_of
 
 _GUARDED = ("/v1", "/tokenize", "/detokenize", "/debug", "/admin")
 
@@ -19,11 +21,13 @@ class ApiKeys:
     def __init__(self, keys: list[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
-    def accept(self, authorization: str) -> bool:
-        scheme, _, key = authorization.partition(" ")
-        digest = _digest(key.strip().encode("latin-1", "replace"))
+    def tenant(self, authorization: str) -> bytes | None:
+        """Whose key it is, without the key itself; None if it is nobody's."""
+        scheme, _, text = authorization.partition(" ")
+        key = text.strip().encode("latin-1", "replace")
+        digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return tenant_of(key) if scheme.lower() == "bearer" and any(matches) else None
 
 
 def load_api_keys(path: str | None) -> ApiKeys | None:
@@ -47,7 +51,8 @@ class ApiKeyLayer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _is_guarded(scope["path"]):
-            if not self._keys.accept(Headers(scope=scope).get("authorization", "")):
+            tenant = self._keys.tenant(Headers(scope=scope).get("authorization", ""))
+            if tenant is None:
                 response = error_response(
                     401,
                     "a valid API key is needed: Authorization: Bearer <key>",
@@ -55,6 +60,7 @@ class ApiKeyLayer:
                 )
                 await response(scope, receive, send)
                 return
+            exchange_of(scope).tenant = tenant
         await self._app(scope, receive, send)
 
 

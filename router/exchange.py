@@ -21,6 +21,7 @@ class Exchange:
     request_id: str
     endpoint: str
     id_from_client: bool = False
+    tenant: bytes | None = field(default=None, repr=False)  # whose API key it has; see cache_salt
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
     error_type: str | None = None

@@ -11,6 +11,7 @@ from segue.cluster.errors import DeadlineExceeded, InternalError
 from segue.router.answer import streamed_answer, whole_answer
 from segue.router.answer_form import AnswerForm, ChatForm, CompletionForm, Envelope
 from segue.router.api_types import ChatBody, CompletionBody, request_schema
+from segue.router.cache_salt import salted
 from segue.router.exchange import Exchange, exchange_of
 from segue.router.request_body import read_body
 from segue.router.request_plan import RequestPlan
@@ -69,4 +70,6 @@ async def _plan(job: str, data: bytes, service: Service, exchange: Exchange) -> 
         raise prepared.refusal.error()
     if prepared.plan is None:
         raise InternalError("a request was neither planned nor refused")
-    return prepared.plan
+    if exchange.tenant is None or service.config.cache_isolation == "shared":
+        return prepared.plan
+    return salted(prepared.plan, exchange.tenant)

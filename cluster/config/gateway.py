@@ -9,6 +9,8 @@ from segue.cluster.config.section import Section
 
 LadderName = Literal["full", "no_local_prefill", "no_local_decode", "pairs_only"]
 
+CacheIsolation = Literal["per_key", "shared"]
+
 
 class AdmissionConfig(Section):
     max_queued_requests: Annotated[int, Field(ge=1)] = Field(
@@ -59,6 +61,12 @@ class GatewayConfig(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     api_keys_file: str | None = Field(
         default=None, description="one key a line; absent: no key is asked"
+    )
+    cache_isolation: CacheIsolation = Field(
+        default="per_key",
+        description="whose cached prefixes a request may use: those of its own API key, or shared, "
+        "all; a client sees from cached_tokens and from the time what others have asked. Without "
+        "API keys all are shared. cache_salt divides them further",
     )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=30.0, description="how long running requests may take when the gateway is to stop"
