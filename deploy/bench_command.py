@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from segue.bench.handover_bench import HandoverPlan, HandoverRow, as_json, run_handover_bench
+from segue.bench.interference_bench import InterferencePlan, run_interference_bench
+from segue.bench.interference_bench import as_json as interference_json
 from segue.bench.openai_endpoint import EndpointName
 from segue.bench.serve_bench import ServePlan, ServeResult, run_serve_bench
 from segue.bench.serve_report import (
@@ -122,6 +124,53 @@ def handover(
     output = output if output.is_terminal else Console(width=TABLE_WIDTH)
     output.print(handover_table(rows))
     print(as_json(rows).decode())
+
+
+@bench_app.command()
+def interference(
+    url: UrlOption = None,
+    port: PortOption = None,
+    model: Annotated[str, typer.Option(help="default: its first model")] = "",
+    api_key: ApiKeyOption = None,
+    long_tokens: Annotated[int, typer.Option(help="tokens of the long prompt")] = 7800,
+    short_tokens: Annotated[int, typer.Option(help="tokens of the short one")] = 10,
+    delay: Annotated[float, typer.Option(help="seconds by which the short one is later")] = 0.3,
+    rounds: Annotated[int, typer.Option(help="how often; medians are told")] = 3,
+    seed: Annotated[int | None, typer.Option(help="of the prompts; default: new ones")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds for one request")] = 600.0,
+) -> None:
+    """Time the first token of a short prompt behind a long one, and of each alone.
+
+    The last line is JSON.
+    """
+    with told_to_the_user():
+        plan = InterferencePlan(
+            base_url=chosen_url(url, port),
+            model=model,
+            api_key=chosen_api_key(api_key),
+            long_tokens=long_tokens,
+            short_tokens=short_tokens,
+            delay_s=delay,
+            rounds=rounds,
+            seed=secrets.randbits(32) if seed is None else seed,
+            timeout_s=timeout,
+        )
+        found = asyncio.run(run_interference_bench(plan))
+    table = Table("prompt", "alone", "with the other", "ratio", title="time to the first token")
+    table.add_row(
+        f"{short_tokens} tokens, {delay:g} s behind",
+        f"{found.short_alone_ms:.0f} ms",
+        f"{found.short_behind_ms:.0f} ms",
+        f"{found.short_ratio:.2f}",
+    )
+    table.add_row(
+        f"{long_tokens} tokens",
+        f"{found.long_alone_ms:.0f} ms",
+        f"{found.long_before_ms:.0f} ms",
+        f"{found.long_ratio:.2f}",
+    )
+    Console().print(table)
+    print(interference_json(found).decode())
 
 
 def handover_table(rows: list[HandoverRow]) -> Table:

@@ -72,7 +72,7 @@ class EngineDescription(Section):
     )
     expected_output: Annotated[int, Field(ge=1)] | Literal["full"] = "full"
     context_chunking_policy: Literal[
-        "first_come_first_served", "equal_progress", "force_chunk", "no_chunking"
+        "shortest_first", "first_come_first_served", "equal_progress", "force_chunk", "no_chunking"
     ] = "first_come_first_served"
     max_adapters: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="most different adapters of all that are admitted"

@@ -35,7 +35,7 @@ class EngineConfig(Section):
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="sequences a step")
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="tokens a step; auto: the larger of chunk_size and max_num_seqs",
+        description="tokens a step; auto: chunk_size beside a token of each of max_num_seqs",
     )
     chunk_size: Annotated[int, Field(ge=1)] = Field(
         default=128, description="most prompt tokens of one request a step"
@@ -53,12 +53,13 @@ class EngineConfig(Section):
         "all that it may have, what nine in ten of the latest answers stayed within, or a number; "
         "answers that grow longer may pause later ones (not under max_utilization)",
     )
-    context_chunking_policy: Literal["first_come_first_served", "equal_progress", "force_chunk"] = (
-        Field(
-            default="first_come_first_served",
-            description="how prompts share a step that cannot hold them: in order, a block each in "
-            "turns, or always chunk_size each; chunk_size caps a share under all three",
-        )
+    context_chunking_policy: Literal[
+        "shortest_first", "first_come_first_served", "equal_progress", "force_chunk"
+    ] = Field(
+        default="shortest_first",
+        description="how prompts share a step that cannot hold them: half of it in order and half "
+        "for those with least left, in order, a block each in turns, or always chunk_size each; "
+        "chunk_size caps a share under all of them",
     )
     priority_ageing_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="waiting this long is worth one step of priority"
@@ -113,5 +114,5 @@ class EngineConfig(Section):
     def token_budget(self) -> int:
         """max_num_batched_tokens as a number."""
         if self.max_num_batched_tokens == "auto":
-            return max(self.chunk_size, self.max_num_seqs)
+            return self.chunk_size + self.max_num_seqs
         return self.max_num_batched_tokens

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 class ChunkingPolicy(StrEnum):
     FIRST_COME_FIRST_SERVED = "first_come_first_served"
+    SHORTEST_FIRST = "shortest_first"
     EQUAL_PROGRESS = "equal_progress"
     FORCE_CHUNK = "force_chunk"
     NO_CHUNKING = "no_chunking"
@@ -46,6 +47,41 @@ def first_come_first_served(
         most = capacity if limit is None else min(capacity, limit)
         sizes.append(context.aligned(most, unit))
         capacity -= sizes[-1]
+    return sizes
+
+
+def shortest_first(
+    contexts: Sequence[Remainder], unit: int, capacity: int, limit: int | None
+) -> list[int]:
+    """Half of the step in order of the queue, the rest for those with least left to compute.
+
+    Whoever has s tokens left waits for no more than is left of those that have less, however many
+    and however long the others are: about that sum / (capacity / 2) steps. The first of the queue
+    gets half of every step, so nobody waits for ever and a long prompt takes at most twice as
+    long as alone. Where halves would hold no unit, chunks end anywhere.
+    """
+    if capacity < 2 * unit:
+        unit = 1
+    sizes = [0] * len(contexts)
+    left = capacity
+
+    def give(index: int, most: int) -> None:
+        nonlocal left
+        context, held = contexts[index], sizes[index]
+        size = context.aligned(held + most if limit is None else min(held + most, limit), unit)
+        if size > held:
+            sizes[index] = size
+            left -= size - held
+
+    kept = capacity // 2  # for those with least left
+    for index in range(len(contexts)):
+        if left <= kept:
+            break
+        give(index, max(1, left - kept))
+    for index in sorted(range(len(contexts)), key=lambda index: contexts[index].size):
+        if not left:
+            break
+        give(index, left)
     return sizes
 
 
@@ -118,6 +154,7 @@ Chunking = Callable[[Sequence[Remainder], int, int, int | None], list[int]]
 
 CHUNKING: dict[ChunkingPolicy, Chunking] = {
     ChunkingPolicy.FIRST_COME_FIRST_SERVED: first_come_first_served,
+    ChunkingPolicy.SHORTEST_FIRST: shortest_first,
     ChunkingPolicy.EQUAL_PROGRESS: equal_progress,
     ChunkingPolicy.FORCE_CHUNK: force_chunk,
     ChunkingPolicy.NO_CHUNKING: no_chunking,

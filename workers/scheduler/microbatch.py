@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 
-from segue.workers.scheduler.chunking import CHUNKING, ChunkingPolicy, Remainder, drafts_kept
+from segue.workers.scheduler.chunking import (
+    CHUNKING,
+    ChunkingPolicy,
+    Remainder,
+    drafts_kept,
+    equal_progress,
+)
 from segue.workers.scheduler.plan import Decision, Reason, Scheduled
 from segue.workers.sequence import Sequence
 
@@ -170,7 +176,7 @@ def _sizes(remainders: list[Remainder], left: int, budget: StepBudget) -> list[i
     if starved and budget.chunking is not ChunkingPolicy.NO_CHUNKING:
         # Generations leave less than a unit. Off the boundary is better than never: sequences that
         # land could keep it so for ever.
-        sizes[0] = min(left, remainders[0].size)
+        return equal_progress(remainders, 1, left, budget.chunk_size)
     return sizes
 
 

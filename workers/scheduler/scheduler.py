@@ -219,7 +219,8 @@ class Scheduler:
         self._unsettled = False
         delay = None
         if self.waiting and self.settings.delay_for_reuse and policy.delays_for_reuse:
-            delay = DelayForReuse(cache, self.context)
+            ran = [item.sequence for item in self._plan.context]
+            delay = DelayForReuse(cache, [s for s in ran if s in self.context])
         return policy.decide(
             CapacityView(
                 cache=cache,
