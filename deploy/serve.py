@@ -27,7 +27,7 @@ from segue.deploy.running_servers import announced
 from segue.deploy.served_model import ServedModel, find_model
 from segue.router.api_keys import load_api_keys
 from segue.router.evacuation import Evacuation
-from segue.router.fleet import readiness, status_report
+from segue.router.fleet import Front, readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.gateway import create_app
 from segue.router.generation import Readiness
@@ -165,6 +165,7 @@ class Deployment:
         self._locator = LocatorConfig(kind="ray", namespace=options.namespace)
         self._watcher = FleetWatcher(open_locator(self._locator), self._token)
         self._links = WorkerLinks(f"gateway-{new_incarnation()}", self._token)
+        self._front = Front(self._links.usable)
         self._stop_asked = False
         self._at_once = asyncio.Event()
 
@@ -216,6 +217,8 @@ class Deployment:
         url = listening_url(*listener.getsockname()[:2])
         card = self._model.card
         journeys = build_generator(self._config, self._watcher, links)
+        ladder = self._config.gateway.recovery.ladder
+        self._front = Front(links.usable, journeys.ready, ladder)
         metrics = FleetMetrics(card.id, links, journeys.counters)
         migrations = Migrations(journeys, links, lambda: self._watcher.view)
         Evacuation(self._watcher, journeys, migrations)
@@ -262,9 +265,9 @@ class Deployment:
 
     def _readiness(self) -> Readiness:
         watcher = self._watcher
-        return readiness(watcher.view, watcher.age_seconds, watcher.trouble, self._links.usable)
+        return readiness(watcher.view, watcher.age_seconds, watcher.trouble, self._front)
 
     async def _status(self, metrics: FleetMetrics) -> dict[str, object]:
         view = await metrics.refreshed(self._watcher.view)
         watcher = self._watcher
-        return status_report(view, watcher.age_seconds, watcher.trouble, self._links.usable)
+        return status_report(view, watcher.age_seconds, watcher.trouble, self._front)

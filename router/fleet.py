@@ -1,13 +1,16 @@
 """What the fleet view means to the front door: can it serve, why not, and how it is shown."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from segue.cluster.config.gateway import LadderName
 from segue.cluster.errors import InvalidRequest
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import PairReport
 from segue.router.generation import Readiness
+from segue.router.policy import Load, Rung, choose, refusal
 
 CUT_OFF = "this gateway has no connection to it"
 STALE_AFTER_SECONDS = 10.0  # a view this old is told as such; its workers are used all the same
@@ -20,13 +23,31 @@ def _always(identity: WorkerIdentity) -> bool:
     return True
 
 
-def readiness(
-    view: FleetView, age_seconds: float, trouble: str = "", connected: Connected = _always
-) -> Readiness:
-    """Ready with a prefill and a decode worker, or with one that is both.
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What this gateway knows of the fleet beside the view.
 
-    `connected` says whether this gateway's link to a worker stands: without it nothing the worker
-    writes would arrive.
+    `connected`: whether its link to a worker stands, without which nothing the worker writes would
+    arrive. `usable`: the workers that a request may be given to; None: those that are ready and
+    connected.
+    """
+
+    connected: Connected = _always
+    usable: Callable[[FleetView], list[WorkerView]] | None = None
+    ladder: LadderName = "full"
+
+    def workers(self, view: FleetView) -> list[WorkerView]:
+        if self.usable is not None:
+            return self.usable(view)
+        return [worker for worker in view.ready_workers() if self.connected(worker.identity)]
+
+
+def readiness(
+    view: FleetView, age_seconds: float, trouble: str = "", front: Front = Front()
+) -> Readiness:
+    """Ready if a request that came now would be given to somebody: the policy itself is asked.
+
+    Costs what one request's choice does, n log n in the number of workers.
     """
     details = {
         pool.name: f"{pool.ready} of {pool.desired} ready"
@@ -36,16 +57,26 @@ def readiness(
     if age_seconds > STALE_AFTER_SECONDS:
         told = f": {trouble}" if trouble else ""
         details["controller"] = f"not heard of for {age_seconds:.0f} s{told}"
-    ready = view.ready_workers()
-    cut_off = [worker for worker in ready if not connected(worker.identity)]
+    cut_off = [w for w in view.ready_workers() if not front.connected(w.identity)]
     for worker in cut_off:
         details[worker.identity.worker_id] = CUT_OFF
-    roles = {worker.role for worker in ready if worker not in cut_off}
-    if "both" in roles:
-        return Readiness(True, details=details)
+    usable = front.workers(view)
+    lacking = _lacking(view, usable, cut_off)
+    binding = choose(usable, Load(), (), front.ladder)
+    if binding is None:
+        return Readiness(False, lacking or refusal(usable, front.ladder), details)
+    if binding.rung not in (Rung.DISAGGREGATED, Rung.COLOCATED):
+        why = lacking or "no two workers can exchange KV"
+        details["degraded"] = f"{why}; requests are served all the same: {binding.rung}"
+    return Readiness(True, details=details)
+
+
+def _lacking(view: FleetView, usable: list[WorkerView], cut_off: list[WorkerView]) -> str:
+    """Which roles nobody has, and why; empty if none is missing."""
+    roles = {worker.role for worker in usable}
     missing = [role for role in ("prefill", "decode") if role not in roles]
-    if not missing:
-        return Readiness(True, details=details)
+    if "both" in roles or not missing:
+        return ""
     reasons = [
         f"pool {pool.name}: {pool.reason or 'no replica is asked for'}"
         for pool in view.pools
@@ -58,15 +89,14 @@ def readiness(
     ]
     if not view.pools:
         reasons = ["the controller has not told of any worker yet"]
-    text = f"no {' and no '.join(missing)} worker is ready ({'; '.join(reasons)})"
-    return Readiness(False, text, details)
+    return f"no {' and no '.join(missing)} worker is ready ({'; '.join(reasons)})"
 
 
 def status_report(
-    view: FleetView, age_seconds: float, trouble: str = "", connected: Connected = _always
+    view: FleetView, age_seconds: float, trouble: str = "", front: Front = Front()
 ) -> dict[str, Any]:
     """The body of GET /debug/status, which `segue status` prints."""
-    state = readiness(view, age_seconds, trouble, connected)
+    state = readiness(view, age_seconds, trouble, front)
     return {
         "ready": state.ready,
         "reason": state.reason,
@@ -87,7 +117,7 @@ def status_report(
             for pool in view.pools
         ],
         "workers": [
-            _worker_report(worker, age_seconds, connected(worker.identity))
+            _worker_report(worker, age_seconds, front.connected(worker.identity))
             for worker in view.workers
         ],
         "pairs": [

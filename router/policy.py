@@ -144,13 +144,14 @@ def _best(workers: list[WorkerView], load: Load, rungs: Collection[Rung]) -> Bin
     prefill = min(of("prefill"), key=by_context, default=None)
     decode = min(of("decode"), key=by_answers, default=None)
     if prefill is not None and decode is not None and is_apart(prefill, decode):
-        couples = [
+        readers = sorted(of("prefill"), key=by_context)
+        couples = (  # one after another: nearly always the first or second will do
             (reader, writer)
             for writer in sorted(of("decode"), key=by_answers)
-            for reader in sorted(of("prefill"), key=by_context)
+            for reader in readers
             if not is_apart(reader, writer)
-        ]
-        prefill, decode = couples[0] if couples else (None, decode)
+        )
+        prefill, decode = next(couples, (None, decode))
     if prefill is not None and decode is not None:
         if both is None or by_answers(decode) <= by_answers(both):
             return Binding(prefill, decode, Rung.DISAGGREGATED)

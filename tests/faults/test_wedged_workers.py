@@ -15,8 +15,9 @@ from wedging_worker import ENTRY, FOLDER_VARIABLE
 
 from segue.cluster.config.file import parse_config
 from segue.cluster.fleet import DeathCause, FleetView, WorkerView
-from segue.router.fleet import readiness
+from segue.router.fleet import Front, readiness
 
+PAIRS_ONLY = Front(ladder="pairs_only")
 PROMPT = [random.Random(8).randrange(20, 49_000) for _ in range(150)]
 NUM_TOKENS = 12
 STALLED_AFTER_S = 3.0
@@ -63,8 +64,10 @@ async def test_a_wedged_worker_is_named_and_replaced(
             victim, survivor = fleet.worker(role), fleet.worker(other)
             before = {pid: measure(pid) for pid in (survivor.pid, os.getpid())}
             asking = asyncio.create_task(wedge(fleet, tmp_path, role))
-            await fleet.watcher.wait_until(lambda view: not readiness(view, 0.0).ready, 40)
-            told = readiness(fleet.watcher.view, 0.0).reason
+            await fleet.watcher.wait_until(
+                lambda view: not readiness(view, 0.0, front=PAIRS_ONLY).ready, 40
+            )
+            told = readiness(fleet.watcher.view, 0.0, front=PAIRS_ONLY).reason
             assert f"no {role} worker is ready" in told and f"{role}-0 suspect: stalled" in told
             assert "the engine thread has not moved" in told and "its step began" in told
             assert (await asking).tokens == undisturbed.tokens

@@ -4,17 +4,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from segue.cluster.config.gateway import LadderName
 from segue.cluster.config.pool import Role
 from segue.cluster.fleet import FleetView, PoolView, WorkerState, WorkerView
 from segue.cluster.identity import Peer, WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus
 from segue.deploy.status_command import WIDE, render
-from segue.router.fleet import readiness, status_report
+from segue.router.fleet import Front, readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.journey import JourneyCounters
 from segue.router.links import WorkerLinks
+from segue.router.policy import Load, choose
 
 
 def worker(role: Role, state: WorkerState = WorkerState.READY) -> WorkerView:
@@ -31,6 +35,17 @@ def worker(role: Role, state: WorkerState = WorkerState.READY) -> WorkerView:
         pid=42,
         status=WorkerStatus(identity, role, gauges=gauges, transport="nixl/ucx"),
     )
+
+
+def apart(reader: WorkerView) -> WorkerView:
+    """It does not read from prefill-0: their preflight failed."""
+    assert reader.status is not None
+    source = WorkerIdentity("prefill-0", "life-1")
+    pair = PairReport(source, "tcp", "", True, 0.5, 3.0, "tcp is not rdma", 8.0)
+    return replace(reader, status=replace(reader.status, pairs=(pair,)))
+
+
+PAIRS_ONLY = Front(ladder="pairs_only")
 
 
 def view(*workers: WorkerView) -> FleetView:
@@ -54,6 +69,7 @@ def view(*workers: WorkerView) -> FleetView:
         (view(worker("prefill")), False),
         (view(worker("decode")), False),
         (view(worker("prefill"), worker("decode")), True),
+        (view(worker("prefill"), apart(worker("decode"))), False),
         (view(worker("both")), True),
         (view(worker("both"), worker("decode", WorkerState.DEAD)), True),
         (view(worker("prefill"), worker("decode", WorkerState.SUSPECT)), False),
@@ -62,14 +78,20 @@ def view(*workers: WorkerView) -> FleetView:
     ],
 )
 def test_ready_with_a_whole_path_for_a_request(fleet: FleetView, ready: bool) -> None:
-    state = readiness(fleet, 0.1)
+    state = readiness(fleet, 0.1, front=PAIRS_ONLY)
     assert state.ready is ready
     assert bool(state.reason) is not ready
+    if any(w.state is WorkerState.READY for w in fleet.workers):  # with the others to stand in
+        assert readiness(fleet, 0.1).ready
 
 
 def test_reason_names_the_pool_and_why() -> None:
-    state = readiness(view(worker("prefill"), worker("decode", WorkerState.STARTING)), 0.1)
+    fleet = view(worker("prefill"), worker("decode", WorkerState.STARTING))
+    state = readiness(fleet, 0.1, front=PAIRS_ONLY)
     assert state.reason == ("no decode worker is ready (pool decode: decode-0 starting: why not)")
+    assert readiness(fleet, 0.1).details["degraded"] == (
+        f"{state.reason}; requests are served all the same: decode_on_prefill"
+    )
     assert state.details == {
         "prefill": "1 of 1 ready",
         "decode": "0 of 1 ready: decode-0 starting: why not",
@@ -79,21 +101,58 @@ def test_reason_names_the_pool_and_why() -> None:
 
 def test_a_worker_to_which_the_link_is_broken_is_of_no_use_here() -> None:
     fleet = view(worker("prefill"), worker("decode"))
-    state = readiness(fleet, 0.1, connected=lambda identity: identity.worker_id == "prefill-0")
+    front = Front(lambda identity: identity.worker_id == "prefill-0", ladder="pairs_only")
+    state = readiness(fleet, 0.1, front=front)
     assert not state.ready
     assert state.reason == (
         "no decode worker is ready (decode-0: this gateway has no connection to it)"
     )
-    assert readiness(view(worker("both")), 0.1, connected=lambda identity: False).ready is False
+    assert readiness(view(worker("both")), 0.1, front=Front(lambda identity: False)).ready is False
     second = replace(worker("decode"), identity=WorkerIdentity("decode-1", "life-1"))
     fleet = view(*fleet.workers, second)
-    state = readiness(fleet, 0.1, connected=lambda identity: identity.worker_id != "decode-1")
+    front = Front(lambda identity: identity.worker_id != "decode-1")
+    state = readiness(fleet, 0.1, front=front)
     assert state.ready and state.details["decode-1"] == "this gateway has no connection to it"
-    report = status_report(fleet, 0.1, connected=lambda i: i.worker_id != "decode-1")
+    report = status_report(fleet, 0.1, front=front)
     assert [w["reason"] for w in report["workers"]] == [
         *("", ""),
         "this gateway has no connection to it",
     ]
+
+
+def test_pairs_that_exchange_no_kv_are_told_where_nobody_stands_in() -> None:
+    """It said ready while every request was answered 503."""
+    fleet = view(worker("prefill"), apart(worker("decode")))
+    state = readiness(fleet, 0.1, front=PAIRS_ONLY)
+    assert not state.ready and "no two workers can exchange KV" in state.reason
+    assert choose(fleet.workers, Load(), (), "pairs_only") is None
+    degraded = readiness(fleet, 0.1)
+    assert degraded.ready and "no two workers can exchange KV" in degraded.details["degraded"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["prefill", "decode", "both"]),
+            st.sampled_from([WorkerState.READY, WorkerState.SUSPECT, WorkerState.STARTING]),
+            st.booleans(),
+        ),
+        max_size=5,
+    ),
+    st.sampled_from(["full", "no_local_prefill", "no_local_decode", "pairs_only"]),
+)
+def test_ready_is_what_the_policy_does(
+    drawn: list[tuple[Role, WorkerState, bool]], ladder: LadderName
+) -> None:
+    workers = []
+    for number, (role, phase, refuses) in enumerate(drawn):
+        one = worker(role, phase)
+        one = apart(one) if refuses and role != "prefill" else one
+        workers.append(replace(one, identity=WorkerIdentity(f"{role}-{number}", "life-1")))
+    fleet = view(*workers)
+    state = readiness(fleet, 0.1, front=Front(ladder=ladder))
+    assert state.ready is (choose(fleet.ready_workers(), Load(), (), ladder) is not None)
+    assert state.ready or state.reason
 
 
 def test_old_view_serves_on_but_is_told() -> None:

@@ -32,7 +32,8 @@ class Deployment:
             assert time.monotonic() < end, f"not ready:\n{self.text()}"
             if self.url:
                 try:
-                    if httpx.get(f"{self.url}/ready", timeout=2).status_code == 200:
+                    ready = httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+                    if ready and all(p["ready"] == p["desired"] for p in self.status()["pools"]):
                         return
                 except httpx.TransportError:
                     pass

@@ -13,7 +13,7 @@ from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.serve import build_generator, configure_logging
 from segue.deploy.served_model import find_model
 from segue.router.evacuation import Evacuation
-from segue.router.fleet import readiness, status_report
+from segue.router.fleet import Front, readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
 from segue.router.gateway import create_app
 from segue.router.links import WorkerLinks
@@ -37,6 +37,7 @@ async def serve(folder: Path, port: int) -> None:
     watcher = FleetWatcher(StaticLocator(settings.locator.address), token)
     links = WorkerLinks(f"gateway-{new_incarnation()}", token)
     journeys = build_generator(settings.config, watcher, links)
+    front = Front(links.usable, journeys.ready, settings.config.gateway.recovery.ladder)
     migrations = Migrations(journeys, links, lambda: watcher.view)
     evacuation = Evacuation(watcher, journeys, migrations)
     rebinding = Rebinding(watcher, journeys, links, settings.config.gateway.recovery.rebind_wait_s)
@@ -44,16 +45,14 @@ async def serve(folder: Path, port: int) -> None:
 
     async def status() -> dict[str, object]:
         view = await metrics.refreshed(watcher.view)
-        return status_report(view, watcher.age_seconds, watcher.trouble, links.usable)
+        return status_report(view, watcher.age_seconds, watcher.trouble, front)
 
     app = create_app(
         generator=journeys,
         card=model.card,
         model_folder=model.folder,
         config=settings.config.gateway,
-        readiness=lambda: readiness(
-            watcher.view, watcher.age_seconds, watcher.trouble, links.usable
-        ),
+        readiness=lambda: readiness(watcher.view, watcher.age_seconds, watcher.trouble, front),
         metrics_text=lambda: metrics.text(watcher.view),
         status=status,
         operations=Operations(journeys, migrations, links, lambda: watcher.view),
