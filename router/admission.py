@@ -3,7 +3,8 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from segue.cluster.config.gateway import AdmissionConfig
-from segue.cluster.errors import Overloaded
+from segue.cluster.errors import Overloaded, Unavailable
+from segue.router.draining import Draining
 from segue.router.error_body import segue_error_response
 from segue.router.exchange import exchange_of
 
@@ -13,21 +14,25 @@ ADMITTED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/tokeniz
 class Admission:
     """The number of requests between their first byte and the last byte of their answer."""
 
-    def __init__(self, config: AdmissionConfig) -> None:
+    def __init__(self, config: AdmissionConfig, draining: Draining) -> None:
         self._config = config
+        self._draining = draining
         self.num_admitted = 0
 
     def enter(self) -> None:
+        """Raises Overloaded or Unavailable; else `leave` follows."""
         limit = self._config.max_queued_requests
         if self.num_admitted >= limit:
             raise Overloaded(
                 f"the gateway is full: max_queued_requests is {limit}",
                 retry_after_seconds=self._config.retry_after_s,
             )
+        self._draining.entered()
         self.num_admitted += 1
 
     def leave(self) -> None:
         self.num_admitted -= 1
+        self._draining.left()
 
 
 class AdmissionLayer:
@@ -44,9 +49,10 @@ class AdmissionLayer:
             return
         try:
             self._admission.enter()
-        except Overloaded as error:
+        except (Overloaded, Unavailable) as error:
             response = segue_error_response(error, self._overload_status)
-            exchange_of(scope).fail(response.status_code, "overload")
+            overloaded = isinstance(error, Overloaded)
+            exchange_of(scope).fail(response.status_code, "overload" if overloaded else None)
             await response(scope, receive, send)
             return
         try:

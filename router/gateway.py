@@ -14,6 +14,7 @@ from segue.cluster.step_trace import StepRecord
 from segue.router.admin_routes import ADMIN_PATHS, admin_routes
 from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
 from segue.router.api_keys import ApiKeyLayer, load_api_keys
+from segue.router.draining import Draining
 from segue.router.error_body import install_error_responses
 from segue.router.exchange_layer import WIND_UP_SECONDS, ExchangeLayer
 from segue.router.generation import Generator, ModelCard, Readiness
@@ -60,7 +61,8 @@ def create_app(
 
     Raises ConfigurationError if the model folder or the key file can not be used."""
     source = TextSource(model_folder, card)
-    admission = Admission(config.admission)
+    draining = Draining()
+    admission = Admission(config.admission, draining)
     service = Service(
         generator=generator,
         card=card,
@@ -74,12 +76,9 @@ def create_app(
         trace=trace,
         keep_alive_seconds=keep_alive_seconds,
         lag=LoopLag(),
+        draining=draining,
     )
-    service.metrics.gauge(
-        "segue_gateway_event_loop_lag_seconds",
-        "Greatest lag of the gateway's event loop in the last 15 s",
-        lambda: service.lag.seconds,
-    )
+    _show_lag(service)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -92,6 +91,7 @@ def create_app(
     app = FastAPI(
         title="Segue", version=segue.__version__, redirect_slashes=False, lifespan=lifespan
     )
+    app.state.draining = draining
     for routes in (
         *(generation_routes, tokenize_routes, model_routes, health_routes, operation_routes),
     ):
@@ -101,6 +101,14 @@ def create_app(
     install_error_responses(app, config.admission.overload_status)
     _add_layers(app, service, admission)
     return app
+
+
+def _show_lag(service: Service) -> None:
+    service.metrics.gauge(
+        "segue_gateway_event_loop_lag_seconds",
+        "Greatest lag of the gateway's event loop in the last 15 s",
+        lambda: service.lag.seconds,
+    )
 
 
 def _add_layers(app: FastAPI, service: Service, admission: Admission) -> None:

@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 import segue
 from segue.cluster.errors import DeadlineExceeded, InvalidRequest
+from segue.router.draining import STOPPING
+from segue.router.generation import Readiness
 from segue.router.request_plan import check_model
 from segue.router.service import Service
 
@@ -60,6 +62,8 @@ def health_routes(service: Service) -> APIRouter:
     @_readable(router, "/ping")
     async def ready() -> Response:
         state = service.readiness()
+        if service.draining.has_begun:
+            state = Readiness(False, STOPPING, state.details)
         status = "ready" if state.ready else "not ready"
         body = {"status": status, "reason": state.reason, "details": state.details}
         return _json(body, 200 if state.ready else 503)

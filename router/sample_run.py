@@ -59,6 +59,7 @@ class SampleRun:
 
     async def __aenter__(self) -> Self:
         self._service.names.add(self._exchange.request_id, self._request_ids())
+        self._service.draining.add(self._break_off)
         for index, request in enumerate(self._plan.requests):
             task = asyncio.create_task(self._pump(index, request))
             self._tasks.add(task)
@@ -79,6 +80,7 @@ class SampleRun:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._service.draining.discard(self._break_off)
             self._service.names.remove(self._exchange.request_id, self._request_ids())
         tasks = list(self._tasks)
         for task in tasks:
@@ -87,6 +89,13 @@ class SampleRun:
             _, pending = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
             if pending:
                 log.error("request %s: a generator does not close", self._exchange.request_id)
+
+    def _break_off(self, error: SegueError) -> None:
+        """It cannot be waited for: whoever reads is told, now or next."""
+        if self._failure is None and not self.finished:
+            self._failure = error
+            if self._outputs.empty():  # somebody may be waiting for what comes
+                self._outputs.put_nowait(error)
 
     async def read(self, wait_seconds: float) -> list[Output]:
         """All outputs at hand, at least one; none if nothing came within `wait_seconds`.

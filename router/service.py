@@ -7,6 +7,7 @@ from typing import Any
 from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.loop_lag import LoopLag
 from segue.cluster.step_trace import StepRecord
+from segue.router.draining import Draining
 from segue.router.generation import Generator, ModelCard, Readiness
 from segue.router.http_metrics import HttpMetrics
 from segue.router.request_names import RequestNames
@@ -28,4 +29,5 @@ class Service:
     trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None
     keep_alive_seconds: float
     lag: LoopLag
+    draining: Draining
     names: RequestNames = field(default_factory=RequestNames)

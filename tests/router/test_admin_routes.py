@@ -1,13 +1,12 @@
 """Orders over HTTP: read strictly, carried out, and told with figures or with the reason."""
 
-import asyncio
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
-from tests.router.conftest import EOS, Gateway, endless, eventually, saying, serving
+from tests.router.conftest import Gateway, endless, eventually, serving
 
 from segue.cluster.errors import InvalidRequest, Unavailable
 from segue.cluster.fleet import WorkerState, WorkerView
@@ -127,25 +126,3 @@ async def test_only_posts_change_anything(scripted: Scripted) -> None:
 async def test_without_operations_there_are_no_such_routes(bundled_model: Path) -> None:
     async with serving(bundled_model) as gateway:
         assert (await gateway.client.post("/admin/drain", json={})).status_code == 404
-
-
-async def test_a_server_that_stops_finishes_what_is_under_way(bundled_model: Path) -> None:
-    async with serving(bundled_model, saying(*[28] * 20, EOS, delay=0.02)) as gateway:
-        body = {"model": "smollm2", "prompt": "x", "stream": True}
-        async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
-            gateway.server.stop()
-            lines = [line async for line in answer.aiter_lines() if line]
-        assert lines[-1] == "data: [DONE]"
-        with pytest.raises(httpx.ConnectError):
-            await gateway.client.get("/ready")
-
-
-async def test_a_server_that_stops_waits_no_longer_than_its_bound(bundled_model: Path) -> None:
-    async with serving(bundled_model, endless(28), drain_timeout_s=0.5) as gateway:
-        body = {"model": "smollm2", "prompt": "x", "stream": True, "max_tokens": 1000}
-        async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
-            gateway.server.stop()
-            async with asyncio.timeout(10):
-                with pytest.raises(httpx.RemoteProtocolError):
-                    await answer.aread()
-        assert await eventually(lambda: gateway.generator.num_running == 0)
