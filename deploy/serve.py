@@ -25,7 +25,7 @@ from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.deploy.fleet_log import FleetLog
 from segue.deploy.running_servers import announced
 from segue.deploy.served_model import ServedModel, find_model
-from segue.router.api_keys import load_api_keys
+from segue.router.api_keys import load_keys
 from segue.router.evacuation import Evacuation
 from segue.router.fleet import Front, readiness, status_report
 from segue.router.fleet_metrics import FleetMetrics
@@ -67,7 +67,7 @@ def run_server(options: ServeOptions) -> None:
     configure_logging()
     config = effective_config(options)
     with open_listener(config.gateway.host, config.gateway.port) as listener:  # before Ray starts
-        load_api_keys(config.gateway.api_keys_file)  # a wrong file is told before Ray starts
+        load_keys(config.gateway)  # a wrong file is told before Ray starts
         model = find_model(config)
         with announced(local_url(listener), cache_folder()), ray_cluster(options, config):
             Deployment(model, options).run(listener)

@@ -15,7 +15,6 @@ from segue.router.request_body import read_json
 from segue.router.service import Service
 
 MAX_BODY_BYTES = 4096
-ADMIN_PATHS = frozenset({"/admin/migrate", "/admin/drain"})
 
 
 class DrainBody(BaseModel):

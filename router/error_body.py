@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 _KINDS = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "TimeoutError",

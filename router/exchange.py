@@ -36,7 +36,7 @@ class Exchange:
 
 def error_type_of(status: int) -> str:
     """The closed set of outcomes that metrics use as a label."""
-    known = {401: "auth", 404: "not_found", 429: "overload", 499: "cancelled"}
+    known = {401: "auth", 403: "auth", 404: "not_found", 429: "overload", 499: "cancelled"}
     known |= {408: "timeout", 503: "unavailable", 504: "timeout"}
     if status in known:
         return known[status]

@@ -10,10 +10,12 @@ from fastapi import FastAPI
 import segue
 from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.loop_lag import LoopLag
+from segue.cluster.loopback import is_loopback
 from segue.cluster.step_trace import StepRecord
-from segue.router.admin_routes import ADMIN_PATHS, admin_routes
+from segue.router.access import ADMIN_PATHS, AccessLayer
+from segue.router.admin_routes import admin_routes
 from segue.router.admission import ADMITTED_PATHS, Admission, AdmissionLayer
-from segue.router.api_keys import ApiKeyLayer, load_api_keys
+from segue.router.api_keys import load_keys
 from segue.router.draining import Draining
 from segue.router.error_body import install_error_responses
 from segue.router.exchange_layer import WIND_UP_SECONDS, ExchangeLayer
@@ -59,7 +61,7 @@ def create_app(
     """`trace` gives the last steps of a worker by its id; without it the route is not there, nor
     are those that change something without `operations`.
 
-    Raises ConfigurationError if the model folder or the key file can not be used."""
+    Raises ConfigurationError if the model folder or a key file can not be used."""
     source = TextSource(model_folder, card)
     draining = Draining()
     admission = Admission(config.admission, draining)
@@ -112,11 +114,11 @@ def _show_lag(service: Service) -> None:
 
 
 def _add_layers(app: FastAPI, service: Service, admission: Admission) -> None:
-    """The last one added is the outermost: exchange, then keys, then admission, then routes."""
+    """The last one added is the outermost: exchange, then access, then admission, then routes."""
     limits = service.config.admission
     app.add_middleware(AdmissionLayer, admission=admission, overload_status=limits.overload_status)
-    if (keys := load_api_keys(service.config.api_keys_file)) is not None:
-        app.add_middleware(ApiKeyLayer, keys=keys)
+    keys, trusted = load_keys(service.config), is_loopback(service.config.host)
+    app.add_middleware(AccessLayer, keys=keys, trusted=trusted)
     app.add_middleware(
         ExchangeLayer,
         metrics=service.metrics,

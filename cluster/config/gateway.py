@@ -62,6 +62,12 @@ class GatewayConfig(Section):
     api_keys_file: str | None = Field(
         default=None, description="one key a line; absent: no key is asked"
     )
+    admin_keys_file: str | None = Field(
+        default=None,
+        description="one key a line, none of them in api_keys_file: they do what the others do, "
+        "and give the orders of /admin. Absent: orders are taken only without API keys, and only "
+        "if host is a loopback address",
+    )
     cache_isolation: CacheIsolation = Field(
         default="per_key",
         description="whose cached prefixes a request may use: those of its own API key, or shared, "

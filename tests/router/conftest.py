@@ -1,7 +1,7 @@
 """A scripted generator and a real server around it, for the tests of the HTTP surface."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest_asyncio
 from segue.cluster.config.file import parse_config
 from segue.cluster.config.gateway import GatewayConfig
 from segue.cluster.request import FinishReason, GenerationRequest
+from segue.cluster.step_trace import StepRecord
 from segue.router.gateway import create_app
 from segue.router.generation import ModelCard, Readiness, TokensEvent
 from segue.router.half_close import AGAIN_SECONDS, FIRST_SECONDS
@@ -155,6 +156,7 @@ async def serving(
     card: ModelCard = CARD,
     keep_alive_seconds: float = 15.0,
     operations: Operations | None = None,
+    trace: Callable[[str, int], Awaitable[list[StepRecord]]] | None = None,
     drain_timeout_s: float = 5.0,
 ) -> AsyncIterator[Gateway]:
     """A gateway behind a real uvicorn server on a free port of the loopback interface."""
@@ -177,6 +179,7 @@ async def serving(
         metrics_text=metrics_text,
         status=status,
         operations=operations,
+        trace=trace,
         keep_alive_seconds=keep_alive_seconds,
     )
     with open_listener("127.0.0.1", 0) as listener:

@@ -1,4 +1,4 @@
-"""Admission, body size and API keys: who is let in, and what the others are told."""
+"""Admission and body size: what is let in, and what the others are told."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,9 +15,6 @@ from tests.router.conftest import (
     saying,
     serving,
 )
-
-from segue.cluster.errors import ConfigurationError
-from segue.router.api_keys import load_api_keys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -64,39 +61,6 @@ async def test_large_bodies(bundled_model: Path) -> None:
             assert response.status_code == 413
             assert "2048 bytes" in response.json()["error"]["message"]
         assert (await gateway.complete()).status_code == 200
-
-
-async def test_api_keys(bundled_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("sk-one\n\n  sk-two  \n")
-    config = gateway_config(api_keys_file=str(tmp_path / "keys"))
-    async with serving(bundled_model, config=config) as gateway:
-        for path in ("/live", "/ready", "/health", "/version", "/metrics"):
-            assert (await gateway.client.get(path)).status_code == 200
-        guarded = (
-            *("/v1/models", "/v1/models/smollm2", "/debug/status", "/v1/nothing"),
-            *("/admin/drain", "/admin/migrate"),
-        )
-        for path in guarded:
-            for header in ({}, {"Authorization": "Bearer sk-on"}, {"Authorization": "sk-one"}):
-                response = await gateway.client.get(path, headers=header)
-                assert response.status_code == 401
-                error = response.json()["error"]
-                assert set(error) == {"message", "type", "param", "code"}
-                assert error["code"] == 401 and error["type"] == "AuthenticationError"
-        for path in ("/v1/completions", "/tokenize", "/detokenize"):
-            assert (await gateway.client.post(path, json={})).status_code == 401
-        for key in ("sk-one", "sk-two"):
-            header = {"Authorization": f"bearer {key}"}
-            assert (await gateway.client.get("/v1/models", headers=header)).status_code == 200
-        assert gateway.generator.requests == []
-
-
-async def test_a_key_file_without_keys_does_not_open_the_door(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("\n \n")
-    for path in (tmp_path / "keys", tmp_path / "absent"):
-        with pytest.raises(ConfigurationError):
-            load_api_keys(str(path))
-    assert load_api_keys(None) is None
 
 
 async def test_a_slot_is_given_back_however_a_request_ends(gateway: Gateway) -> None:
