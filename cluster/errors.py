@@ -11,6 +11,7 @@ SegueError
 `- InternalError             500
    |- AttemptFailed               one attempt died; `retryable` says whether another may succeed
    |- TransferError               KV blocks could not be moved
+   |- WrongToken                  the process asked is of another deployment
    `- StaleReference              a handle of another incarnation, pool generation or attempt
 """
 
@@ -110,6 +111,10 @@ class AttemptFailed(InternalError):
 
 class TransferError(InternalError):
     pass
+
+
+class WrongToken(InternalError):
+    """Whoever was asked knows another cluster token: it belongs to another deployment."""
 
 
 class StaleKind(StrEnum):

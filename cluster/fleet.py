@@ -121,5 +121,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationVerdict:
+    """A refusal is for good: the worker leaves."""
+
     accepted: bool
     reason: str = ""

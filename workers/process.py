@@ -179,7 +179,7 @@ class WorkerProcess:
                 os.getpid(),
             ),
             service.beat,
-            _exit_as_orphan,
+            _leave_at_once,
             on_sources=service.on_sources,
         )
         beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
@@ -306,6 +306,6 @@ def _open_transport(settings: WorkerSettings, layout: KVLayout) -> Transport:
     return NixlTransport(settings.incarnation, unit_bytes=layout.block_bytes)
 
 
-def _exit_as_orphan(reason: str) -> None:
+def _leave_at_once(reason: str) -> None:
     logger.error("leaving: %s", reason)
     os._exit(0)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 
-from segue.cluster.errors import DeadlineExceeded, SegueError, Unavailable
+from segue.cluster.errors import DeadlineExceeded, SegueError, Unavailable, WrongToken
 from segue.cluster.fleet import Registration, Sources
 from segue.cluster.launcher import ControllerLocator
 from segue.cluster.rpc import serving_pb2 as pb
@@ -26,8 +26,10 @@ ORPHAN_AFTER_S = 60.0
 
 
 class HeartbeatClient:
-    """Keeps one worker registered. `run` is its only task; `on_orphaned` is called at most once.
+    """Keeps one worker registered. `run` is its only task; `on_leave` is called at most once.
 
+    A worker leaves when the controller will not have it, which is never taken back, and when there
+    is no controller of its own any more: else it would hold its GPU for ever.
     `on_sources` hears with every answered beat whom this worker may have to read from.
     """
 
@@ -37,7 +39,7 @@ class HeartbeatClient:
         token: str,
         registration: Registration,
         status: Callable[[], WorkerStatus],
-        on_orphaned: Callable[[str], None],
+        on_leave: Callable[[str], None],
         *,
         on_sources: Callable[[Sources], None] = lambda sources: None,
         orphan_after_s: float = ORPHAN_AFTER_S,
@@ -46,31 +48,39 @@ class HeartbeatClient:
         self._token = token
         self._registration = registration
         self._status = status
-        self._on_orphaned = on_orphaned
+        self._on_leave = on_leave
         self._on_sources = on_sources
         self._orphan_after_s = orphan_after_s
         self._heard = time.monotonic()  # when a controller last knew this worker
         self._registered = asyncio.Event()
         self._news = asyncio.Event()
         self._trouble = ""
+        self._dismissal = ""  # why the controller will never admit this worker
+        self._is_foreign = False  # whoever answers in the controller's place is not our own
 
     async def run(self) -> None:
-        """Beat until cancelled or orphaned. An error in `status` ends it: the owner must know."""
+        """Beat until cancelled, or told to leave. An error in `status` ends it: the owner must
+        know."""
         backoff = MIN_BACKOFF_S
         while True:
             heard_before = self._heard
+            self._is_foreign = False
             try:
                 await self._session()
-                trouble = "the controller does not know this worker"
+                trouble = self._dismissal or "the controller does not know this worker"
             except SegueError as error:
                 trouble = str(error)
+                self._is_foreign = isinstance(error, WrongToken)
             self._registered.clear()
             if trouble != self._trouble:
                 logger.info("%s: %s", self._registration.peer.identity, trouble)
             self._trouble = trouble
+            if self._dismissal:
+                self._on_leave(f"not admitted: {trouble}")
+                return
             if await self._orphaned():
                 silent = time.monotonic() - self._heard
-                self._on_orphaned(f"no controller for {silent:.0f} s ({trouble})")
+                self._on_leave(f"no controller for {silent:.0f} s ({trouble})")
                 return
             backoff = MIN_BACKOFF_S if self._heard > heard_before else backoff * 2
             await asyncio.sleep(min(backoff, MAX_BACKOFF_S))
@@ -90,10 +100,15 @@ class HeartbeatClient:
             ) from None
 
     async def _session(self) -> None:
-        """Register and beat. Returns when the controller asks for a new registration."""
+        """Register and beat. Returns when the controller asks for a new registration, or has
+        refused this one."""
         channel = open_channel(await self._locate(), self._token)
         try:
-            await self._beat(channel, await self._register(channel))
+            reply = await self._register(channel)
+            if reply.accepted:
+                await self._beat(channel, reply.heartbeat_seconds)
+            else:
+                self._dismissal = reply.reason or "no reason was given"
         finally:
             await channel.close()
 
@@ -104,18 +119,16 @@ class HeartbeatClient:
         except TimeoutError:
             raise Unavailable("the controller's address could not be found out") from None
 
-    async def _register(self, channel: RpcChannel) -> float:
-        """Return the seconds between beats."""
+    async def _register(self, channel: RpcChannel) -> pb.RegisterReply:
         stub = pb_grpc.ControllerStub(channel.raw)
         reply = await channel.unary(
             stub.Register, registration_to_pb(self._registration), deadline_s=CALL_DEADLINE_S
         )
-        if not reply.accepted:
-            raise Unavailable(f"registration refused: {reply.reason}")
-        self._trouble = ""
-        self._heard = time.monotonic()
-        self._registered.set()
-        return reply.heartbeat_seconds
+        if reply.accepted:
+            self._trouble = ""
+            self._heard = time.monotonic()
+            self._registered.set()
+        return reply
 
     async def _beat(self, channel: RpcChannel, interval_s: float) -> None:
         identity = identity_to_pb(self._registration.peer.identity)
@@ -153,6 +166,8 @@ class HeartbeatClient:
     async def _orphaned(self) -> bool:
         if time.monotonic() - self._heard < self._orphan_after_s:
             return False
+        if self._is_foreign:
+            return True
         try:
             async with asyncio.timeout(CALL_DEADLINE_S):
                 return await self._locator.gone()

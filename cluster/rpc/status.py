@@ -26,6 +26,7 @@ from segue.cluster.errors import (
     StaleReference,
     TransferError,
     Unavailable,
+    WrongToken,
 )
 
 CLASS_KEY = "segue-error"
@@ -95,6 +96,8 @@ def from_status(
         return ConnectionLost(f"connection lost: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(details)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return WrongToken(details)
     return InternalError(f"{code.name}: {details}")
 
 

@@ -2,16 +2,22 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from segue.cluster.errors import DeadlineExceeded, Unavailable
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.rpc import serving_pb2 as pb
+from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
 from segue.cluster.rpc.heartbeat import HeartbeatClient
+from segue.cluster.rpc.server import start_server
 from segue.cluster.worker_status import WorkerStatus
 
+TOKEN = "a-token-of-this-test"
 ME = WorkerIdentity("decode-0", "life-1")
 
 
@@ -32,16 +38,53 @@ class Locator:
 
 
 def client(
-    locator: Locator, on_orphaned: Callable[[str], None], orphan_after_s: float = 0.3
+    locator: Locator, on_leave: Callable[[str], None], orphan_after_s: float = 0.3
 ) -> HeartbeatClient:
     return HeartbeatClient(
         locator,
-        "a-token-of-this-test",
+        TOKEN,
         Registration(Peer(ME, "127.0.0.1:1"), "decode", "decode", {}, 1),
         lambda: WorkerStatus(ME, "decode"),
-        on_orphaned,
+        on_leave,
         orphan_after_s=orphan_after_s,
     )
+
+
+class Refusing(pb_grpc.ControllerServicer):
+    """A controller that will not have this worker."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
+        self.asked += 1
+        return pb.RegisterReply(accepted=False, reason=f"{ME} was declared dead")
+
+    async def Heartbeats(
+        self, request_iterator: AsyncIterator[pb.Heartbeat], context: Any
+    ) -> AsyncIterator[pb.HeartbeatReply]:
+        raise AssertionError("who is not registered does not beat")
+        yield pb.HeartbeatReply()
+
+    async def Watch(
+        self, request: pb.WatchRequest, context: Any
+    ) -> AsyncIterator[pb.FleetSnapshot]:
+        raise AssertionError("workers do not watch")
+        yield pb.FleetSnapshot()
+
+
+@asynccontextmanager
+async def listening(controller: Refusing, token: str = TOKEN) -> AsyncIterator[str]:
+    """Its address."""
+    server = await start_server(
+        token=token,
+        host="127.0.0.1",
+        register=lambda server: pb_grpc.add_ControllerServicer_to_server(controller, server),
+    )
+    try:
+        yield server.address
+    finally:
+        await server.stop()
 
 
 def free_address() -> str:
@@ -77,3 +120,24 @@ async def test_waiting_for_registration_ends_and_says_why() -> None:
         await heartbeat.wait_registered(0.5)
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
+
+
+async def test_a_worker_that_is_refused_leaves_though_the_controller_lives() -> None:
+    """It holds a GPU, and a dead life never comes back."""
+    told: list[str] = []
+    async with listening(controller := Refusing()) as address, asyncio.timeout(15):
+        await client(Locator(False, address), told.append, orphan_after_s=600).run()
+    assert controller.asked == 1
+    assert told == [f"not admitted: {ME} was declared dead"]
+
+
+async def test_a_worker_whose_place_another_deployment_has_taken_leaves() -> None:
+    """Under the controller's name somebody answers, who knows another token."""
+    told: list[str] = []
+    async with (
+        listening(controller := Refusing(), "another-cluster-token") as address,
+        asyncio.timeout(15),
+    ):
+        await client(Locator(False, address), told.append).run()
+    assert controller.asked == 0
+    assert len(told) == 1 and "token is missing or wrong" in told[0]
