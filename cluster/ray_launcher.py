@@ -7,10 +7,10 @@ Workers are detached actors, so that they outlive a controller; the controller i
 import asyncio
 import logging
 import math
-import re
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,18 +25,19 @@ from segue.cluster.errors import ConfigurationError, InternalError, Unavailable
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.launcher import ControllerSettings, LaunchState, Probe, WorkerSpec
 from segue.cluster.ray_address import check_ray_address
+from segue.cluster.ray_words import WORKER_PREFIX, actor_name, identity_of, obituary, shortage
 from segue.cluster.worker_host import WorkerHost
 
 logger = logging.getLogger(__name__)
 
 CONTROLLER_NAME = "segue-controller"
-WORKER_PREFIX = "segue-worker-"
 OBJECT_STORE_BYTES = 80_000_000  # about the least Ray accepts; nothing of ours goes through it
 CALL_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 CONTROLLER_TIMEOUT_S = 60.0
 ALIVE_EVERY_S = 2.0
 USUAL_START_S = 10.0  # from asking for an actor to its process
+CREATING_THREADS = 8
 ENDINGS = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
 
 
@@ -112,11 +113,23 @@ class _Life:
     """What this launcher knows of one worker actor."""
 
     needs: dict[str, float]
+    creation: Future[Any] | None = None  # None: by an earlier controller
     asked: float = field(default_factory=time.monotonic)
     running: bool = False  # its process exists
     ending: str = ""  # why it could not start
-    handle: Any = None
+    unwanted: bool = False  # to be ended as soon as it is born
     follower: asyncio.Task[None] | None = None
+
+    @property
+    def handle(self) -> Any | None:
+        """None: Ray has not created the actor, or could not."""
+        if self.creation is None or not self.creation.done() or self.creation.cancelled():
+            return None
+        return None if self.creation.exception() else self.creation.result()
+
+    @property
+    def may_be_born(self) -> bool:
+        return self.creation is not None and not self.creation.done()
 
 
 class RayLauncher:
@@ -125,15 +138,17 @@ class RayLauncher:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._lives: dict[WorkerIdentity, _Life] = {}
+        # Apart from all other calls: a Ray that creates no actors may still end some.
+        self._creating = ThreadPoolExecutor(CREATING_THREADS, "creating")
 
     async def start(self, spec: WorkerSpec) -> None:
+        """A Ray that has much to do takes its time; the worker is pending meanwhile."""
         if spec.identity in self._lives:
             return
         replica = spec.replica
         needs = {"CPU": replica.num_cpus, "GPU": replica.num_gpus, **spec.resources}
-        life = self._lives[spec.identity] = _Life({k: v for k, v in needs.items() if v})
         options: dict[str, Any] = {
-            "name": _actor_name(spec.identity),
+            "name": actor_name(spec.identity),
             "namespace": self._namespace,
             "lifetime": "detached",
             "max_restarts": 0,
@@ -145,45 +160,65 @@ class RayLauncher:
         if replica.label_selector:
             options["label_selector"] = replica.label_selector
         actor = ray.remote(WorkerActor).options(**options)
-        try:
-            handle = await _within(asyncio.to_thread(actor.remote, spec.entry, spec.settings))
-        except ValueError as error:  # the name is taken: that identity was started before
-            logger.info("%s: %s", spec.identity, error)
-            return
-        life.handle = handle
-        life.follower = asyncio.create_task(self._follow(spec.identity, life, handle))
+        creation = self._creating.submit(actor.remote, spec.entry, spec.settings)
+        life = _Life({name: amount for name, amount in needs.items() if amount}, creation)
+        self._lives[spec.identity] = life
+        created = asyncio.wrap_future(creation)
+        life.follower = asyncio.create_task(self._follow(spec.identity, life, created))
+        await asyncio.wait({created}, timeout=CALL_TIMEOUT_S)
+        if created.done() and not created.cancelled():
+            error = created.exception()
+            if isinstance(error, ray.exceptions.RayError):
+                raise Unavailable(f"Ray can not create its actor: {obituary(error)}") from error
 
     async def probe(self, identity: WorkerIdentity) -> Probe:
         life = self._lives.setdefault(identity, _Life({}, running=True))
-        handle = await self._find(identity)
+        if life.may_be_born:
+            waiting = time.monotonic() - life.asked
+            return Probe(
+                LaunchState.PENDING, f"Ray has been creating its actor for {waiting:.0f} s"
+            )
         if life.ending:
             return Probe(LaunchState.GONE, life.ending)
+        handle = await self._find(identity)
         if handle is None:
             return Probe(LaunchState.GONE, await _ending_of(life.handle))
         if life.running:
             return Probe(LaunchState.RUNNING)
         patient = time.monotonic() - life.asked < USUAL_START_S
-        shortage = await _within(asyncio.to_thread(_shortage, life.needs, patient))
-        return Probe(LaunchState.PENDING, shortage)
+        waiting_for = await _within(asyncio.to_thread(_missing, life.needs, patient))
+        return Probe(LaunchState.PENDING, waiting_for)
 
     async def kill(self, identity: WorkerIdentity) -> bool:
         """Once Ray has withdrawn the name it ends the process, within 5 s even a stopped one;
         until then it does not give the worker's resources to anybody else."""
+        life = self._lives.get(identity)
+        if life is not None:
+            life.unwanted = True
+            if life.creation is not None:
+                life.creation.cancel()  # works as long as Ray has not been asked
+        deadline = asyncio.get_running_loop().time() + KILL_TIMEOUT_S
+        while True:
+            may_be_born = life is not None and life.may_be_born  # asked before the name is
+            handle = await self._find(identity)
+            if handle is None and not may_be_born:
+                self._forget(identity)
+                return True
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            if handle is not None:
+                await _kill(handle)
+            await asyncio.sleep(0.1)
+
+    def _forget(self, identity: WorkerIdentity) -> None:
         life = self._lives.pop(identity, None)
         if life and life.follower:
             life.follower.cancel()
-        deadline = asyncio.get_running_loop().time() + KILL_TIMEOUT_S
-        while (handle := await self._find(identity)) is not None:
-            if asyncio.get_running_loop().time() > deadline:
-                return False
-            await _kill(handle)
-            await asyncio.sleep(0.1)
-        return True
 
     async def running(self) -> tuple[WorkerIdentity, ...]:
         listed = await _within(asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True))
         return tuple(
-            _identity_of(actor["name"])
+            identity_of(actor["name"])
             for actor in listed
             if actor["namespace"] == self._namespace and actor["name"].startswith(WORKER_PREFIX)
         )
@@ -204,19 +239,30 @@ class RayLauncher:
         life = self._lives.get(identity)
         return life is None or life.running
 
-    async def _follow(self, identity: WorkerIdentity, life: _Life, handle: Any) -> None:
+    async def _follow(
+        self, identity: WorkerIdentity, life: _Life, created: asyncio.Future[Any]
+    ) -> None:
         """See a new actor through its start. Not bounded here: the controller bounds it."""
         try:
+            handle = await created
+            if life.unwanted:
+                logger.warning("%s was created after it was given up: ending it", identity)
+                await self.kill(identity)
+                return
             await handle.pid.remote()
             life.running = True
             life.ending = await handle.start.remote()
-        except ENDINGS as error:
-            life.ending = _obituary(error)
+        except ValueError as error:  # the name is taken: that identity was started before
+            logger.info("%s: %s", identity, error)
+            life.running = True
+            return
+        except (Unavailable, ray.exceptions.RayError) as error:
+            life.ending = obituary(error)
         if life.ending:
             logger.error("%s: %s", identity, life.ending)
 
     async def _find(self, identity: WorkerIdentity) -> Any | None:
-        return await _find_actor(_actor_name(identity), self._namespace)
+        return await _find_actor(actor_name(identity), self._namespace)
 
 
 class RayLocator:
@@ -234,7 +280,7 @@ class RayLocator:
         except ray.exceptions.ActorUnavailableError as error:
             raise Unavailable("the controller is restarting") from error
         except ENDINGS as error:
-            raise Unavailable(f"the controller is restarting: {_obituary(error)}") from error
+            raise Unavailable(f"the controller is restarting: {obituary(error)}") from error
 
     async def gone(self) -> bool:
         """Ray keeps the name while it restarts the controller, not after `segue serve` ended."""
@@ -266,7 +312,7 @@ class RayController:
         try:
             await _within(self._handle.address.remote(), CONTROLLER_TIMEOUT_S)
         except ENDINGS as error:
-            raise InternalError(f"the controller did not start: {_obituary(error)}") from error
+            raise InternalError(f"the controller did not start: {obituary(error)}") from error
 
     async def stop(self, grace_s: float) -> None:
         """End all workers, then the controller; a controller that is dead is done without.
@@ -276,7 +322,7 @@ class RayController:
         try:
             await self._stop_workers(grace_s)
         except (TimeoutError, *ENDINGS) as error:
-            why = _obituary(error) or "no answer in time"
+            why = obituary(error) or "no answer in time"
             logger.warning("the controller could not stop its workers: %s", why)
             await RayLauncher(self._namespace).stop_all(0.0)
         await _kill(self._handle)
@@ -325,28 +371,11 @@ async def _within(answer: Any, seconds: float = CALL_TIMEOUT_S) -> Any:
         raise Unavailable(f"Ray can not be reached: {error}") from error
 
 
-def _actor_name(identity: WorkerIdentity) -> str:
-    return f"{WORKER_PREFIX}{identity.worker_id}-{identity.incarnation}"
-
-
-def _identity_of(actor_name: str) -> WorkerIdentity:
-    worker_id, _, incarnation = actor_name.removeprefix(WORKER_PREFIX).rpartition("-")
-    return WorkerIdentity(worker_id, incarnation)
-
-
-def _shortage(needs: Mapping[str, float], patient: bool) -> str:
+def _missing(needs: Mapping[str, float], patient: bool) -> str:
     """What a pending actor waits for. `patient`: it may just be taking what is free."""
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    absent = {name: n for name, n in needs.items() if total.get(name, 0.0) < n}
-    taken = {name: n for name, n in needs.items() if free.get(name, 0.0) < n}
-    if absent:
-        return f"waiting for a node with {_listed(absent)}"
-    return "" if patient or not taken else f"waiting for resources {_listed(taken)}"
-
-
-def _listed(amounts: Mapping[str, float]) -> str:
-    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in amounts.items()) + "}"
+    return shortage(needs, total, needs if patient else free)
 
 
 async def _ending_of(handle: Any) -> str:
@@ -355,16 +384,7 @@ async def _ending_of(handle: Any) -> str:
         try:
             await _within(handle.pid.remote(), 1.0)
         except ENDINGS as error:
-            return _obituary(error)
+            return obituary(error)
         except Unavailable:
             pass
     return "its process is gone"
-
-
-def _obituary(error: Exception) -> str:
-    """Ray's account of an actor's end, in one line."""
-    text = " ".join(str(error).split())
-    if "Worker unexpectedly exits" in text:
-        return "its process died unexpectedly (killed, out of memory or crashed)"
-    told = re.search(r"Worker exit detail: (.+?\.)(?: |$)", text)
-    return told.group(1) if told else text[:300]

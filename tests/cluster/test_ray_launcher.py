@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from segue.cluster.config.environment import prepare_ray
 from segue.cluster.config.file import parse_config
 from segue.cluster.config.pool import PoolConfig
-from segue.cluster.errors import ConfigurationError
+from segue.cluster.errors import ConfigurationError, Unavailable
 from segue.cluster.fleet import FleetView
 from segue.cluster.identity import WorkerIdentity, new_incarnation
 from segue.cluster.launcher import ControllerSettings, LaunchState, WorkerSpec
@@ -109,6 +110,17 @@ def controller_pid() -> int:
     return next(pid for pid, title in titles.items() if "ray::ControllerActor" in title)
 
 
+@contextmanager
+def busy_gcs() -> Iterator[None]:
+    """Ray's control store answers nobody."""
+    (gcs,) = [p for p in psutil.Process().children(True) if p.name() == "gcs_server"]
+    gcs.suspend()
+    try:
+        yield
+    finally:
+        gcs.resume()
+
+
 def spec(pool: PoolConfig, entry: str) -> WorkerSpec:
     identity = WorkerIdentity("decode-0", new_incarnation())
     plan = settings(worker_entry=entry).worker("decode", identity)
@@ -140,3 +152,21 @@ async def test_what_a_pending_worker_waits_for_is_told(launcher: Any) -> None:
     async with asyncio.timeout(10):  # it can not answer, so it is not waited for
         await starter.stop_all(grace_s=60)
     assert await starter.running() == ()
+
+
+async def test_a_worker_that_is_given_up_before_ray_has_created_it_never_lives(
+    launcher: Any,
+) -> None:
+    starter = launcher.RayLauncher(NAMESPACE)
+    pool = PoolConfig.model_validate({"role": "decode", "replica": {"num_cpus": 0.5}})
+    late = spec(pool, "dummy_worker:DummyWorker")
+    with busy_gcs():
+        await starter.start(late)  # that Ray is busy is no failure
+        probe = await starter.probe(late.identity)
+        assert probe.state is LaunchState.PENDING and "creating" in probe.reason
+        with pytest.raises(Unavailable):
+            await starter.kill(late.identity)
+    assert await starter.kill(late.identity)
+    for _ in range(20):
+        assert await starter.running() == ()
+        await asyncio.sleep(0.1)
