@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from segue.cluster.change_bell import ChangeBell
-from segue.cluster.errors import InvalidRequest
+from segue.cluster.errors import InvalidRequest, SegueError
 from segue.cluster.fleet import (
     FleetView,
     PoolView,
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 1.0  # a watcher hears of the gauges at least this often
 REGAIN_S = 0.5
+STRAYS_EVERY_S = 10.0
 ADOPTION_GRACE_S = 3.0  # a restarted controller lets survivors register before it starts anew
 
 
@@ -64,6 +65,7 @@ class Controller:
                 if registered and registered.state is not WorkerState.DEAD:
                     found = registered.identity
                 tasks.create_task(replica.run(found))
+            tasks.create_task(self._end_strays())
 
     async def stop(self, grace_s: float) -> None:
         """End all workers. Call it after `run` was cancelled."""
@@ -130,6 +132,26 @@ class Controller:
             self._registry.expect(identity, pool, role, time.monotonic())
             self._registry.explain(identity, "waiting for it to register again")
         return survivors
+
+    async def _end_strays(self) -> None:
+        """Look again and again for processes that nobody asks for any more, and end them.
+
+        A start that was given up may still come about, and an order to end may get lost; either
+        would hold a GPU that nobody uses.
+        """
+        trouble = ""
+        while True:
+            await asyncio.sleep(STRAYS_EVERY_S)
+            try:
+                for identity in await self._launcher.running():
+                    if not self._registry.wants(identity):
+                        logger.warning("ending %s: nobody asks for it any more", identity)
+                        await self._launcher.kill(identity)
+                trouble = ""
+            except SegueError as error:
+                if trouble != error.message:
+                    logger.warning("looking for stray workers: %s", error)
+                trouble = error.message
 
     async def _wait_for_survivors(self) -> None:
         deadline = time.monotonic() + ADOPTION_GRACE_S

@@ -197,6 +197,10 @@ class Registry:
         record = self._records.get(identity.worker_id)
         return record is not None and record.view.identity == identity
 
+    def wants(self, identity: WorkerIdentity) -> bool:
+        """Whether that very life may go on: it is on record, and not dead."""
+        return self._living(identity) is not None
+
     def newest(self, worker_id: str) -> WorkerView | None:
         """The newest life of a worker, dead or alive."""
         record = self._records.get(worker_id)

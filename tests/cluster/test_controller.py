@@ -354,3 +354,27 @@ async def test_a_worker_that_drains_for_ever_is_ended(
         (heir,) = (await plane.ready(1)).workers
         assert heir.last_end == "did not leave (SIGTERM)"
         assert await launcher.running() == (heir.identity,)
+
+
+async def test_a_process_that_nobody_asks_for_is_ended(
+    launcher: ProcessLauncher, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that was given up and came about all the same; it never registers."""
+    monkeypatch.setattr("segue.cluster.controller.STRAYS_EVERY_S", 0.2)
+    plane = Plane(launcher, port)
+    async with plane.running() as controller:
+        wanted = {worker.identity for worker in (await plane.ready(2)).workers}
+        (tmp_path / "sick").touch()
+        late = Plane(
+            *(launcher, port),
+            worker_entry="dummy_worker:SickWorker",
+            model_folder=f"never_ready {tmp_path / 'sick'}",
+        )
+        stray = WorkerIdentity("decode-0", new_incarnation())
+        await launcher.start(late.settings.worker("decode", stray))
+        assert stray in await launcher.running()
+        async with asyncio.timeout(10):
+            while stray in await launcher.running():
+                await asyncio.sleep(0.05)
+        assert set(await launcher.running()) == wanted
+        assert {w.identity for w in controller.view().ready_workers()} == wanted
