@@ -12,6 +12,7 @@ from typing import Any
 from segue.cluster.controller import Controller
 from segue.cluster.launcher import ControllerSettings, Launcher
 from segue.cluster.rpc.controller_service import serve_controller
+from segue.cluster.rpc.security import load_security
 from segue.cluster.worker_host import LOG_FORMAT
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class ControllerHost:
             token=settings.cluster_token,
             host=self._host,
             heartbeat_s=settings.config.control.heartbeat_s,
+            security=load_security(settings.config.control),
         )
         self._address.set_result(server.address)
         life = asyncio.create_task(controller.run(restarted=self._restarted))

@@ -22,6 +22,7 @@ from segue.cluster.errors import ConfigurationError, Unavailable
 from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.cluster.rpc.security import Security, load_security
 from segue.deploy.fleet_log import FleetLog
 from segue.deploy.running_servers import announced
 from segue.deploy.served_model import ServedModel, find_model
@@ -68,6 +69,7 @@ def run_server(options: ServeOptions) -> None:
     config = effective_config(options)
     with open_listener(config.gateway.host, config.gateway.port) as listener:  # before Ray starts
         load_keys(config.gateway)  # a wrong file is told before Ray starts
+        cluster_security(config, joins=options.address is not None)
         model = find_model(config)
         with announced(local_url(listener), cache_folder()), ray_cluster(options, config):
             Deployment(model, options).run(listener)
@@ -91,9 +93,20 @@ def effective_config(options: ServeOptions) -> SegueConfig:
             data["gateway"][name] = value
     if options.generation_config is not None:
         data["model"]["generation_config"] = options.generation_config
+    for name, file in (data["control"]["tls"] or {}).items():
+        if name.endswith("_file"):  # Ray starts workers in other folders
+            data["control"]["tls"][name] = str(Path(file).absolute())
     if config.transfer.transport == "loopback":
         raise ConfigurationError("transfer.transport: loopback works within one process only")
     return parse_config(data, "command line")
+
+
+def cluster_security(config: SegueConfig, *, joins: bool) -> Security:
+    """Raises ConfigurationError if a Ray cluster is joined whose nodes others could listen to."""
+    security = load_security(config.control)
+    if joins:
+        security.check_host("the nodes of a Ray cluster")
+    return security
 
 
 @contextmanager
@@ -163,8 +176,9 @@ class Deployment:
         self._local = options.address is None
         self._token = secrets.token_hex(32)
         self._locator = LocatorConfig(kind="ray", namespace=options.namespace)
-        self._watcher = FleetWatcher(open_locator(self._locator), self._token)
-        self._links = WorkerLinks(f"gateway-{new_incarnation()}", self._token)
+        security = cluster_security(self._config, joins=not self._local)
+        self._watcher = FleetWatcher(open_locator(self._locator), self._token, security)
+        self._links = WorkerLinks(f"gateway-{new_incarnation()}", self._token, security)
         self._front = Front(self._links.usable)
         self._stop_asked = False
         self._at_once = asyncio.Event()

@@ -16,6 +16,7 @@ from segue.cluster.errors import SegueError
 from segue.cluster.fleet import FleetView, WorkerState, WorkerView
 from segue.cluster.handoff import TokenDelta
 from segue.cluster.identity import AttemptId, WorkerIdentity
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.rpc.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
@@ -58,9 +59,10 @@ class _Link:
 
 
 class WorkerLinks:
-    def __init__(self, gateway_id: str, token: str) -> None:
+    def __init__(self, gateway_id: str, token: str, security: Security = TOKEN_ALONE) -> None:
         self.gateway_id = gateway_id
         self._token = token
+        self._security = security
         self._links: dict[WorkerIdentity, _Link] = {}
         self._inboxes: dict[AttemptId, _Inbox] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -120,7 +122,7 @@ class WorkerLinks:
 
     def _open(self, worker: WorkerView) -> None:
         assert worker.peer is not None
-        link = _Link(WorkerClient(worker.peer, self._token))
+        link = _Link(WorkerClient(worker.peer, self._token, security=self._security))
         self._links[worker.identity] = link
         link.task = asyncio.create_task(self._follow(link), name=f"frames {worker.identity}")
 

@@ -7,6 +7,7 @@ import asyncio
 from collections import OrderedDict
 
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.rpc.worker_client import WorkerClient
 
 # A connection that is given up closes when its calls have ended; each of them has a deadline of
@@ -17,8 +18,9 @@ LONGEST_CALL_SECONDS = 3600.0
 class PeerClients:
     """Lives on the event loop. Keyed by identity: a new life of a peer is a new peer."""
 
-    def __init__(self, token: str, max_idle: int) -> None:
+    def __init__(self, token: str, max_idle: int, security: Security = TOKEN_ALONE) -> None:
         self._token = token
+        self._security = security
         self._max_idle = max_idle
         self._clients: OrderedDict[Peer, WorkerClient] = OrderedDict()  # last asked for last
         self._of_worker: dict[str, set[Peer]] = {}
@@ -32,7 +34,9 @@ class PeerClients:
         client = self._clients.get(peer)
         if client is None:
             self._close_idle_lives(of=peer)
-            client = WorkerClient(peer, self._token, lambda: self._close(peer))
+            client = WorkerClient(
+                peer, self._token, lambda: self._close(peer), security=self._security
+            )
             self._clients[peer] = client
             self._of_worker.setdefault(peer.identity.worker_id, set()).add(peer)
             self._bound()

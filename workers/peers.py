@@ -11,6 +11,7 @@ from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import SegueError
 from segue.cluster.fleet import Sources
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.cluster.worker_status import PairReport
 from segue.kvtransfer.probe_area import NUM_SLOTS
@@ -38,13 +39,14 @@ class Peers:
         transfer: TransferConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_idle: int = MAX_IDLE,
+        security: Security = TOKEN_ALONE,
     ) -> None:
         self.identity = identity
         self.address = ""  # where we listen, once that is known
         self.fingerprint = fingerprint
         self.pairs = PairBook()
         self._clock = clock
-        self._clients = PeerClients(token, max_idle)
+        self._clients = PeerClients(token, max_idle, security)
         self._sources = KeptLives(max_idle, IDLE_SECONDS)
         self._introductions = Introductions(
             identity,

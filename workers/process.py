@@ -17,6 +17,7 @@ from segue.cluster.errors import ConfigurationError, InternalError
 from segue.cluster.fleet import Registration
 from segue.cluster.launcher import WorkerSettings, open_locator
 from segue.cluster.rpc.heartbeat import HeartbeatClient
+from segue.cluster.rpc.security import load_security
 from segue.cluster.rpc.server import RpcServer, start_server
 from segue.cluster.rpc.worker_service import add_worker_service
 from segue.kvtransfer.layout import KVLayout
@@ -69,6 +70,7 @@ class WorkerProcess:
 
     def __init__(self, settings_json: str, transport: Transport | None = None) -> None:
         self.settings = WorkerSettings.model_validate_json(settings_json)
+        self._security = load_security(self.settings.control)
         self._transport = transport
         self._loop = asyncio.new_event_loop()
         self._serving = threading.Event()
@@ -131,7 +133,11 @@ class WorkerProcess:
                 layout.block_bytes,
             )
             peers = Peers(
-                settings.identity, facts.fingerprint, settings.cluster_token, settings.transfer
+                settings.identity,
+                facts.fingerprint,
+                settings.cluster_token,
+                settings.transfer,
+                security=self._security,
             )
             service = WorkerService(
                 WorkerParts(engine, receiver, peers, facts),
@@ -162,6 +168,7 @@ class WorkerProcess:
             token=settings.cluster_token,
             host=settings.host or "127.0.0.1",
             register=lambda server: add_worker_service(server, service),
+            security=self._security,
         )
         self.address = service.parts.peers.address = server.address
         return server
@@ -181,6 +188,7 @@ class WorkerProcess:
             service.beat,
             _leave_at_once,
             on_sources=service.on_sources,
+            security=self._security,
         )
         beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")

@@ -1,10 +1,11 @@
-"""The section `control`: how soon a worker is missed, suspected, replaced."""
+"""The section `control`: how soon a worker is missed, suspected, replaced; who may call whom."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from segue.cluster.config.section import Section
+from segue.cluster.config.tls import TlsConfig
 
 
 class ControlConfig(Section):
@@ -34,6 +35,17 @@ class ControlConfig(Section):
         description="and is replaced after this long; must exceed the longest step of the engine",
     )
 
+    tls: TlsConfig | None = Field(
+        default=None,
+        description="mutual TLS for the calls between gateway, controller and workers; KV blocks "
+        "travel by UCX, without it",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="let workers and controller listen beyond loopback without tls: whoever can "
+        "read the network then has the cluster's token, prompts and answers",
+    )
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.heartbeat_s < self.suspect_after_s <= self.dead_after_s:
@@ -41,6 +53,8 @@ class ControlConfig(Section):
                 "heartbeat_s < suspect_after_s <= dead_after_s must hold, got "
                 f"{self.heartbeat_s}, {self.suspect_after_s}, {self.dead_after_s}"
             )
+        if self.tls is not None and self.insecure:
+            raise ValueError("give tls or insecure, not both")
         if self.stalled_after_s > self.wedged_after_s:
             raise ValueError(
                 f"wedged_after_s ({self.wedged_after_s}) must not be below stalled_after_s "

@@ -9,6 +9,7 @@ from typing import TypeVar
 import grpc.aio
 
 from segue.cluster.errors import ConnectionLost, DeadlineExceeded, StaleKind, StaleReference
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.rpc.status import from_rpc_error
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -47,10 +48,12 @@ class RpcChannel:
     refused by the peer.
     """
 
-    def __init__(self, address: str, token: str, on_broken: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, token: str, on_broken: Callable[[], None], security: Security
+    ) -> None:
         self.address = address
         self._on_broken = on_broken
-        self.raw = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.raw = _raw_channel(address, security)
         self._metadata = ((TOKEN_KEY, token),)
         self.num_calls = 0  # under way
 
@@ -110,13 +113,26 @@ class RpcChannel:
 
 
 def open_channel(
-    address: str, token: str, on_broken: Callable[[], None] = lambda: None
+    address: str,
+    token: str,
+    on_broken: Callable[[], None] = lambda: None,
+    *,
+    security: Security = TOKEN_ALONE,
 ) -> RpcChannel:
     """Open a channel to `address`; nothing is sent before the first call.
 
     `on_broken` is called when nobody answers there, or another life than the one that was meant.
     Until it is closed the channel goes on trying to connect."""
-    return RpcChannel(address, token, on_broken)
+    return RpcChannel(address, token, on_broken, security)
+
+
+def _raw_channel(address: str, security: Security) -> grpc.aio.Channel:
+    tls = security.tls
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    expected = ("grpc.ssl_target_name_override", tls.name)
+    options = (*CHANNEL_OPTIONS, expected)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
 async def _messages(

@@ -14,6 +14,7 @@ from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
 from segue.cluster.rpc.codec import identity_from_pb, peer_to_pb
 from segue.cluster.rpc.fleet_codec import fleet_to_pb, registration_from_pb, status_from_pb
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.rpc.server import RpcServer, start_server
 
 
@@ -66,7 +67,13 @@ class ControllerService(pb_grpc.ControllerServicer):
 
 
 async def serve_controller(
-    controller: Controller, *, token: str, host: str, heartbeat_s: float, port: int = 0
+    controller: Controller,
+    *,
+    token: str,
+    host: str,
+    heartbeat_s: float,
+    port: int = 0,
+    security: Security = TOKEN_ALONE,
 ) -> RpcServer:
     """Start the controller's gRPC server; port 0: one that the system chooses."""
     service = ControllerService(controller, heartbeat_s)
@@ -74,4 +81,6 @@ async def serve_controller(
     def register(server: grpc.aio.Server) -> None:
         pb_grpc.add_ControllerServicer_to_server(service, server)
 
-    return await start_server(token=token, host=host, register=register, port=port)
+    return await start_server(
+        token=token, host=host, register=register, port=port, security=security
+    )

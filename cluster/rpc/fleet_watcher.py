@@ -14,6 +14,7 @@ from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
 from segue.cluster.rpc.channel import open_channel
 from segue.cluster.rpc.fleet_codec import fleet_from_pb
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +27,12 @@ MAX_BACKOFF_S = 1.0
 class FleetWatcher:
     """Without a controller the last view stays: workers serve on, only changes are not seen."""
 
-    def __init__(self, locator: ControllerLocator, token: str) -> None:
+    def __init__(
+        self, locator: ControllerLocator, token: str, security: Security = TOKEN_ALONE
+    ) -> None:
         self._locator = locator
         self._token = token
+        self._security = security
         self._callbacks: list[Callable[[FleetView], None]] = []
         self._bell = ChangeBell()
         self._received = time.monotonic()
@@ -76,7 +80,7 @@ class FleetWatcher:
                 address = await self._locator.address()
         except TimeoutError:
             raise Unavailable("the controller's address could not be found out") from None
-        channel = open_channel(address, self._token)
+        channel = open_channel(address, self._token, security=self._security)
         try:
             stub = pb_grpc.ControllerStub(channel.raw)
             snapshots = channel.stream(stub.Watch, pb.WatchRequest(), silence_s=SILENCE_S)

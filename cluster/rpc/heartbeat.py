@@ -14,6 +14,7 @@ from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
 from segue.cluster.rpc.channel import RpcChannel, open_channel
 from segue.cluster.rpc.codec import identity_to_pb, peer_from_pb
 from segue.cluster.rpc.fleet_codec import registration_to_pb, status_to_pb
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.worker_status import WorkerStatus
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,11 @@ class HeartbeatClient:
         *,
         on_sources: Callable[[Sources], None] = lambda sources: None,
         orphan_after_s: float = ORPHAN_AFTER_S,
+        security: Security = TOKEN_ALONE,
     ) -> None:
         self._locator = locator
         self._token = token
+        self._security = security
         self._registration = registration
         self._status = status
         self._on_leave = on_leave
@@ -102,7 +105,7 @@ class HeartbeatClient:
     async def _session(self) -> None:
         """Register and beat. Returns when the controller asks for a new registration, or has
         refused this one."""
-        channel = open_channel(await self._locate(), self._token)
+        channel = open_channel(await self._locate(), self._token, security=self._security)
         try:
             reply = await self._register(channel)
             if reply.accepted:

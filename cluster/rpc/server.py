@@ -14,6 +14,7 @@ import grpc.aio
 
 from segue.cluster.errors import InternalError, SegueError, Unavailable
 from segue.cluster.rpc.channel import COMMON_OPTIONS, TOKEN_KEY
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.rpc.status import to_status
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,17 @@ class RpcServer:
 
 
 async def start_server(
-    *, token: str, host: str, register: Callable[[grpc.aio.Server], None], port: int = 0
+    *,
+    token: str,
+    host: str,
+    register: Callable[[grpc.aio.Server], None],
+    port: int = 0,
+    security: Security = TOKEN_ALONE,
 ) -> RpcServer:
-    """Serve what `register` adds on `host`; port 0: one that the system chooses."""
+    """Serve what `register` adds on `host`; port 0: one that the system chooses.
+
+    Raises ConfigurationError if `security` is not enough for that host."""
+    security.check_host(host)
     if not token:
         raise InternalError("an empty cluster token would let everybody in")
     server = grpc.aio.server(
@@ -59,7 +68,11 @@ async def start_server(
     register(server)
     name = f"[{host}]" if ":" in host else host
     try:
-        bound = server.add_insecure_port(f"{name}:{port}")
+        bound = (
+            server.add_insecure_port(f"{name}:{port}")
+            if security.tls is None
+            else server.add_secure_port(f"{name}:{port}", security.tls.server_credentials())
+        )
     except RuntimeError as error:
         raise Unavailable(f"cannot listen on {name}:{port}: {error}") from error
     await server.start()

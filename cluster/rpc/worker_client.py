@@ -25,6 +25,7 @@ from segue.cluster.rpc.fleet_codec import status_from_pb
 from segue.cluster.rpc.frame_codec import deltas_from_pb
 from segue.cluster.rpc.migration_codec import migration_report_from_pb, migration_to_pb
 from segue.cluster.rpc.rebind_codec import rebind_report_from_pb, rebind_to_pb
+from segue.cluster.rpc.security import TOKEN_ALONE, Security
 from segue.cluster.step_trace import StepRecord
 from segue.cluster.worker_status import WorkerStatus
 
@@ -33,11 +34,16 @@ class WorkerClient:
     """Every failure is raised as a SegueError; Unavailable means that nobody answered."""
 
     def __init__(
-        self, peer: Peer, token: str, on_broken: Callable[[], None] = lambda: None
+        self,
+        peer: Peer,
+        token: str,
+        on_broken: Callable[[], None] = lambda: None,
+        *,
+        security: Security = TOKEN_ALONE,
     ) -> None:
         """`on_broken` is called when the worker does not answer, or another life in its place."""
         self.peer = peer
-        self._channel = open_channel(peer.address, token, on_broken)
+        self._channel = open_channel(peer.address, token, on_broken, security=security)
         self._stub = serving_pb2_grpc.WorkerStub(self._channel.raw)
         self._target = codec.identity_to_pb(peer.identity)
 

@@ -10,6 +10,7 @@ from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer
 from segue.cluster.launcher import WorkerSettings, open_locator
 from segue.cluster.rpc.heartbeat import HeartbeatClient
+from segue.cluster.rpc.security import load_security
 from segue.cluster.worker_status import WorkerCondition, WorkerStatus
 
 SICKNESSES = {
@@ -46,6 +47,7 @@ class DummyWorker:
             registration,
             self.status,
             lambda reason: os._exit(3),
+            security=load_security(settings.control),
         )
         self._task = asyncio.run_coroutine_threadsafe(client.run(), self._loop)
         waiting = asyncio.run_coroutine_threadsafe(client.wait_registered(20), self._loop)

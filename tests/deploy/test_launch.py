@@ -72,6 +72,10 @@ def test_taken_port_is_told_before_anything_is_started() -> None:
     [
         ("transfer: {transport: loopback}", "within one process"),
         ("gateway: {api_keys_file: /nowhere}", "api_keys_file"),
+        (
+            "control: {tls: {ca_file: /nowhere, cert_file: c, key_file: k}}",
+            "control.tls.ca_file can not be read",
+        ),
         ("model: {path: /nowhere}", "neither a folder nor a file"),
         ("model: {max_model_len: 100000}", "more than the model was made for"),
         (
@@ -91,10 +95,19 @@ def test_what_can_not_be_served_is_told_before_anything_is_started(
     assert "Ray" not in done.stderr and "Traceback" not in done.stderr
 
 
-def test_joining_nobody_is_told_at_once(bundled_model: Path) -> None:
+def test_a_cluster_of_several_nodes_is_not_joined_in_plain_text_by_default() -> None:
+    done = run("serve", "--port", "0", "--address", "127.0.0.1:6379")
+    assert done.returncode == 2
+    assert "control.tls" in done.stderr and "control.insecure: true" in done.stderr
+    assert "joining" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_joining_nobody_is_told_at_once(tmp_path: Path, bundled_model: Path) -> None:
+    file = tmp_path / "segue.yaml"
+    file.write_text("control: {insecure: true}")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    done = run("serve", "--port", "0", "--address", f"127.0.0.1:{port}")
+    done = run("serve", str(file), "--port", "0", "--address", f"127.0.0.1:{port}")
     assert done.returncode == 2
     assert f"no Ray cluster at 127.0.0.1:{port}" in done.stderr
 

@@ -25,6 +25,7 @@ from segue.cluster.process_launcher import ProcessLauncher
 from segue.cluster.request import FinishReason, GenerationRequest, SamplingParams, StopRule
 from segue.cluster.rpc.controller_service import serve_controller
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
+from segue.cluster.rpc.security import TOKEN_ALONE, Security, load_security
 from segue.cluster.rpc.worker_client import WorkerClient
 from segue.cluster.worker_status import WorkerStatus
 from segue.router.evacuation import Evacuation
@@ -52,6 +53,7 @@ class LocalFleet:
     links: WorkerLinks
     journeys: Journeys
     migrations: Migrations
+    security: Security = TOKEN_ALONE
 
     async def ask(
         self,
@@ -92,7 +94,7 @@ class LocalFleet:
         found = []
         for worker in self.watcher.view.ready_workers():
             assert worker.peer is not None
-            client = WorkerClient(worker.peer, TOKEN)
+            client = WorkerClient(worker.peer, TOKEN, security=self.security)
             try:
                 found.append(await client.status(deadline_s=5))
             finally:
@@ -168,13 +170,19 @@ async def local_fleet(
         host="127.0.0.1",
         worker_entry=worker_entry,
     )
+    security = load_security(config.control)
     launcher = ProcessLauncher()
     controller = Controller(settings, launcher)
     server = await serve_controller(
-        controller, token=TOKEN, host="127.0.0.1", heartbeat_s=config.control.heartbeat_s, port=port
+        controller,
+        token=TOKEN,
+        host="127.0.0.1",
+        heartbeat_s=config.control.heartbeat_s,
+        port=port,
+        security=security,
     )
-    watcher = FleetWatcher(StaticLocator(locator.address), TOKEN)
-    links = WorkerLinks(new_incarnation(), TOKEN)
+    watcher = FleetWatcher(StaticLocator(locator.address), TOKEN, security)
+    links = WorkerLinks(new_incarnation(), TOKEN, security)
     journeys = Journeys(
         watcher, links, config.gateway.recovery, config.gateway.admission.request_timeout_s
     )
@@ -182,7 +190,7 @@ async def local_fleet(
     migrations = Migrations(journeys, links, lambda: watcher.view)
     evacuation = Evacuation(watcher, journeys, migrations)
     rebinding = Rebinding(watcher, journeys, links, config.gateway.recovery.rebind_wait_s)
-    fleet = LocalFleet(watcher, links, journeys, migrations)
+    fleet = LocalFleet(watcher, links, journeys, migrations, security)
     try:
         await fleet.ready(sum(pool.num_replicas for pool in config.pools.values()))
         yield fleet
