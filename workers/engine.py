@@ -198,7 +198,8 @@ class Engine:
             if not (self._inbox or self.scheduler.has_work or self._stopping):
                 self.pulse.rest()
                 self._wake.wait(TICK_SECONDS if self._sequences else None)
-                self.counters.last_progress = self._clock()
+                if not self.scheduler.stands_still:
+                    self.counters.last_progress = self._clock()
             self.pulse.begin()
             return not self._stopping
 

@@ -103,6 +103,13 @@ class Sequence:
         return self.decode_peer is not None
 
     @property
+    def can_be_paused(self) -> bool:
+        """Not a context of which a reader may hold a part already: what is leased is not given
+        back, and beside it the whole context might never fit again. It has all its blocks, so it
+        ends by itself."""
+        return self.decode_peer is None or self.num_computed <= self.num_cached
+
+    @property
     def step_width(self) -> int:
         """Tokens of one step of its generation."""
         return self.beam_width + self.num_drafts

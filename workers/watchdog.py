@@ -52,15 +52,24 @@ class Watchdog:
             cause = f"the transfer thread has not moved for {stuck:.0f} s; {reads}"
             return _stalled(f"{cause}; it is in {receiver.pulse.standing()}", stuck)
         if (stuck := self._idle_seconds()) >= self._stalled_after_s:
-            return _stalled(f"no step for {stuck:.0f} s although requests are admitted", stuck)
+            return _stalled(f"no step for {stuck:.0f} s {self._why_idle()}", stuck)
         return Diagnosis()
 
     def _idle_seconds(self) -> float:
-        """How long the engine goes round and round without a step, though it has work."""
-        engine = self._engine
-        if not (engine.num_sequences and engine.scheduler.has_work):
+        """How long the engine goes round and round without a step, though it has work, or stands
+        still before a queue that nothing will move."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        if not engine.num_sequences or not (scheduler.has_work or scheduler.stands_still):
             return 0.0
         return max(0.0, self._clock() - engine.counters.last_progress)
+
+    def _why_idle(self) -> str:
+        scheduler = self._engine.scheduler
+        if scheduler.has_work:
+            return "although requests are admitted"
+        waiting = scheduler.waiting.in_order()[:1]  # the engine's thread may have taken it
+        named = [f"{s.attempt} ({scheduler.held.get(s.attempt, 'held')})" for s in waiting]
+        return f"although {len(scheduler.waiting)} wait, {' '.join(named)} first, and nothing runs"
 
 
 def _stalled(cause: str, seconds: float) -> Diagnosis:

@@ -23,17 +23,25 @@ class Desk:
         *,
         policy: str = "max_utilization",
         expected_output: str | int = "full",
+        ageing: float | None = None,
+        chunking: str = "first_come_first_served",
     ) -> None:
         self.runner = FakeRunner(num_blocks, 4)
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.chunks: list[ChunkReady] = []
         self.ended: list[str] = []
+        self.handed_off: list[str] = []
+        self.read_rounds = 3  # that a reader takes behind the last chunk of a prompt
+        self._leased: dict[str, list[int]] = {}
+        self._readers: list[tuple[int, str]] = []  # rounds left
         scheduler = make_scheduler(
             num_blocks,
             max_num_seqs=slots,
             chunk=chunk,
             policy=policy,
             expected_output=expected_output,
+            ageing=ageing,
+            chunking=chunking,
         )
         self.engine: Engine = make_engine(scheduler, self.runner, self._hear)
 
@@ -41,9 +49,28 @@ class Desk:
         for _, delta in outcome.deltas():
             self.deltas.setdefault(delta.attempt.request_id, []).append(delta)
         self.chunks += outcome.chunks
+        for chunk in outcome.chunks:
+            self._read(chunk)
+        for ended in outcome.ended:  # its lease is cancelled
+            self._readers.append((0, ended.sequence.request.request_id))
         self.ended += [ended.sequence.request.request_id for ended in outcome.ended]
         for sequence in outcome.granted:
             self._land(sequence)
+
+    def _read(self, chunk: ChunkReady) -> None:
+        """A reader lets go of everything some rounds behind the last chunk, and not before."""
+        name = chunk.sequence.request.request_id
+        self._leased.setdefault(name, []).extend(chunk.block_ids if chunk.leases else ())
+        if chunk.first_token is not None:
+            self.handed_off.append(name)
+            self._readers.append((self.read_rounds, name))
+
+    def let_go(self) -> None:
+        going = [(rounds - 1, name) for rounds, name in self._readers]
+        self._readers = [(rounds, name) for rounds, name in going if rounds > 0]
+        for rounds, name in going:
+            if rounds <= 0:
+                self.engine.end_lease(tuple(self._leased.pop(name, ())))
 
     def _land(self, sequence: Sequence) -> None:
         for position, token in enumerate(sequence.tokens):
@@ -57,6 +84,7 @@ class Desk:
             if until():
                 return
             self.engine.run_once()
+            self.let_go()
             sequences = self.engine.scheduler.sequences()
             self.engine.cache.check_integrity(sequences)
         raise AssertionError("it did not happen")

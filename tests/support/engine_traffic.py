@@ -13,18 +13,24 @@ LAST_ARRIVAL = 12
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One request. `arrives`: before which step."""
+    """One request. `arrives`: before which step; `arrived`: when it came to its gateway, which
+    may be before others that were here first."""
 
     num_prompt: int
     max_tokens: int
     priority: int
     arrives: int
     lands: bool
+    hands_off: bool = False
+    arrived: int = 0
     stop: frozenset[int] = frozenset()
 
 
-def shapes(max_size: int, *, stop: bool = False) -> st.SearchStrategy[list[Shape]]:
-    """Their prompts begin alike, so that they share blocks. `stop`: some end before their limit."""
+def shapes(
+    max_size: int, *, stop: bool = False, hands_off: bool = False
+) -> st.SearchStrategy[list[Shape]]:
+    """Their prompts begin alike, so that they share blocks. `stop`: some end before their limit;
+    `hands_off`: of some only the context is computed here, and a reader holds it for a while."""
     stops = st.frozensets(st.integers(0, 96), max_size=12) if stop else st.just(frozenset[int]())
     shape = st.builds(
         Shape,
@@ -32,7 +38,9 @@ def shapes(max_size: int, *, stop: bool = False) -> st.SearchStrategy[list[Shape
         max_tokens=st.integers(1, 24),
         priority=st.integers(-1, 1),
         arrives=st.integers(0, LAST_ARRIVAL),
+        arrived=st.integers(0, LAST_ARRIVAL) if hands_off else st.just(0),
         lands=st.booleans(),
+        hands_off=st.booleans() if hands_off else st.just(False),
         stop=stops,
     )
     return st.lists(shape, min_size=2, max_size=max_size)
@@ -46,7 +54,9 @@ def all_are_answered(desk: Desk, of: Sequence[Shape]) -> None:
             [(number * 5 + at) % 7 for at in range(shape.num_prompt)],
             shape.max_tokens,
             priority=shape.priority,
-            source=PEER if shape.lands else None,
+            source=PEER if shape.lands and not shape.hands_off else None,
+            decode_peer=PEER if shape.hands_off else None,
+            arrived=float(shape.arrived),
             stop=shape.stop,
         )
         for number, shape in enumerate(of)
@@ -56,11 +66,15 @@ def all_are_answered(desk: Desk, of: Sequence[Shape]) -> None:
             if shape.arrives == step:
                 desk.engine.add(sequence)
         desk.engine.run_once()
-    desk.run(lambda: len(desk.ended) == len(of))
+        desk.let_go()
+    desk.run(lambda: len({*desk.ended, *desk.handed_off}) == len(of))
     event(f"pauses: {min(3, desk.engine.counters.pauses)}")
     for sequence in sequences:
         wanted = expected_tokens(sequence.request.prompt_token_ids, sequence.num_produced)
         assert desk.tokens(sequence.request.request_id) == wanted
+        if sequence.request.request_id in desk.handed_off:
+            assert len(wanted) == 1
+            continue
         stopped = wanted[-1] in sequence.request.stop.stop_token_ids
         assert stopped or len(wanted) == sequence.request.stop.max_tokens
     desk.assert_idle()

@@ -146,3 +146,25 @@ def test_a_step_is_told_in_few_words() -> None:
     )
     recorder.record(plan, 5.0, 9.5, 7)
     assert last_step(recorder, 9.6) == "no step is under way"
+
+
+def test_a_queue_that_nothing_will_move_is_named() -> None:
+    """It has no work in the sense of steps, so it was taken for rest."""
+    now = [0.0]
+    runner = PagedRunner(32)
+    scheduler = make_scheduler(8)
+    engine = Engine(scheduler, StepExecution(runner, None), lambda outcome: None, lambda: now[0])
+    transport = LoopbackTransport(LoopbackFabric(), "me")
+    receiver = Receiver(transport, runner.layout, runner.checksums)
+    watchdog = Watchdog(engine, receiver, STALLED_AFTER, lambda: now[0])
+    lost = scheduler.cache.pool.allocate(5)  # as a defect might: blocks that nobody gives back
+    engine.add(make_sequence("stuck", range(16), 4))
+    engine.run_once()
+    assert scheduler.stands_still and not scheduler.has_work
+    now[0] = 2 * STALLED_AFTER
+    found = watchdog.diagnose()
+    assert found.condition is WorkerCondition.STALLED
+    assert "although 1 wait, stuck#1 (no_blocks) first, and nothing runs" in found.cause
+    scheduler.cache.pool.release(lost)
+    engine.run_once()
+    assert watchdog.diagnose().condition is WorkerCondition.READY

@@ -63,6 +63,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_leased(self) -> int:
+        """Blocks that readers hold and nobody owns."""
+        return self._num_leased
+
+    @property
     def num_landing(self) -> int:
         return len(self._landing)
 

@@ -5,7 +5,7 @@ out: pauses first, then growth, then admissions, so what a pause gives back is t
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -30,15 +30,16 @@ class CapacityPolicyName(StrEnum):
 class CapacityView:
     """The state before a step. `waiting` and `started` are in the order of the queue.
 
-    `started` sequences hold blocks and can be paused: contexts and generations. `growing` are the
-    generations that begin a block in this step. What is landing holds a slot, and blocks that a
+    `started` sequences hold blocks and can be paused: contexts and generations. Contexts that are
+    being handed off cannot; they are only counted in `num_started`. `growing` are the generations
+    that begin a block in this step. What is landing holds a slot, and blocks that a
     peer's data may arrive in at any moment: it is only counted.
     """
 
     cache: KVCache
     max_num_seqs: int
     waiting: Sequence[TokenSequence]
-    started: Iterable[TokenSequence] = ()
+    started: Sequence[TokenSequence] = ()
     num_started: int = 0
     num_generating: int = 0
     num_landing: int = 0

@@ -4,6 +4,7 @@ Each step asks for the blocks of that step only: a new context all of its own at
 generation one where a block begins. The last of the queue that has started gives way to the first
 that lacks something, itself if need be, so the head of the queue always goes on and nobody is
 paused for somebody behind it. A paused sequence keeps its place and comes back by the same rule.
+Contexts that are being handed off are not paused: they end by themselves.
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,7 @@ class MaxUtilization:
         else:
             everybody = sorted((*view.started, *view.waiting), key=lambda s: s.order)
             walk = _Walk(view, growth, everybody)
+            walk.num_scheduled = view.num_started - len(view.started)
             walk.forget_adapters(view.started)
         walk.run()
         return walk.decision

@@ -81,6 +81,13 @@ class Scheduler:
         """True if a step would compute something."""
         return bool(self.context or self.generation)
 
+    @property
+    def stands_still(self) -> bool:
+        """Somebody waits, and nothing is under way that could end: never meant to be. What lands
+        and what readers hold have ends of their own."""
+        idle = not (self.has_work or self.landing)
+        return idle and bool(self.waiting) and not self.cache.pool.num_leased
+
     def sequences(self) -> list[Sequence]:
         """All that hold blocks."""
         return [*self.landing, *self.context, *self.generation.sequences]
@@ -226,7 +233,7 @@ class Scheduler:
                 cache=cache,
                 max_num_seqs=self.max_num_seqs,
                 waiting=self.waiting.in_order(),
-                started=(*self.context, *self.generation.sequences) if policy.pauses else (),
+                started=self._pausable() if policy.pauses else (),
                 num_started=len(self.context) + len(self.generation),
                 num_generating=len(self.generation),
                 num_landing=len(self.landing),
@@ -235,6 +242,10 @@ class Scheduler:
                 adapters=self._adapter_slots(),
             )
         )
+
+    def _pausable(self) -> tuple[Sequence, ...]:
+        contexts = [sequence for sequence in self.context if sequence.can_be_paused]
+        return (*contexts, *self.generation.sequences)
 
     def _adapter_slots(self) -> AdapterSlots | None:
         count = self.settings.max_adapters
