@@ -23,6 +23,13 @@ def test_a_context_of_which_a_reader_holds_a_part_is_not_paused() -> None:
     desk.run(lambda: len(desk.handed_off) == 3, limit=200)
     assert engine.counters.pauses == 0
     assert desk.handed_off[0] == "begun"
+    told = [
+        chunk.first_block + at
+        for chunk in desk.chunks
+        if chunk.sequence.request.request_id == "begun"
+        for at in range(len(chunk.block_ids))
+    ]
+    assert told == list(range(8))
     desk.run(lambda: not engine.cache.pool.num_leased)
     desk.assert_idle()
 

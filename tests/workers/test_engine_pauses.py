@@ -58,29 +58,6 @@ def test_what_is_landing_is_never_paused() -> None:
     desk.assert_idle()
 
 
-def test_a_paused_handoff_announces_each_block_once() -> None:
-    desk = Desk(num_blocks=12, chunk=4)
-    prompt = list(range(30))
-    desk.engine.add(sequence_of("p", prompt, 9, decode_peer=PEER))
-    desk.run(lambda: len(desk.chunks) == 3)
-    desk.engine.add(sequence_of("urgent", [90] * 18, 26, priority=-1))
-    desk.run(lambda: desk.engine.counters.pauses == 1)
-    for chunk in list(desk.chunks):
-        desk.engine.end_lease(chunk.block_ids)  # its reader has them; now they may go
-    desk.run(lambda: any(chunk.first_token is not None for chunk in desk.chunks))
-    told = [
-        index
-        for chunk in desk.chunks
-        for index in range(chunk.first_block, chunk.first_block + len(chunk.block_ids))
-    ]
-    assert told == list(range(8))
-    assert desk.chunks[-1].first_token == expected_tokens(prompt, 1)[0]
-    for chunk in desk.chunks[3:]:
-        desk.engine.end_lease(chunk.block_ids)
-    desk.run(lambda: desk.ended == ["urgent"])
-    desk.assert_idle()
-
-
 def test_dropping_what_is_paused_frees_nothing_twice() -> None:
     desk = Desk()
     first, second = sequence_of("a", [1, 2, 3, 4], 30), sequence_of("b", [5, 6, 7, 8], 30)
