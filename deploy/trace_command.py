@@ -18,7 +18,7 @@ from segue.deploy.perfetto import timeline
 from segue.deploy.user_errors import told_to_the_user
 
 TABLE_WIDTH = 180
-SHOWN_IDS = 8  # leading characters of a request id
+SHOWN_IDS = 12  # leading characters of a request id
 
 
 def trace(

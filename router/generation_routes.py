@@ -14,6 +14,7 @@ from segue.router.api_types import ChatBody, CompletionBody, request_schema
 from segue.router.cache_salt import salted
 from segue.router.exchange import Exchange, exchange_of
 from segue.router.request_body import read_body
+from segue.router.request_names import named
 from segue.router.request_plan import RequestPlan
 from segue.router.sample_run import SampleRun
 from segue.router.service import Service
@@ -65,11 +66,12 @@ async def _plan(job: str, data: bytes, service: Service, exchange: Exchange) -> 
         exchange.headers[IGNORED_HEADER] = prepared.ignored
     # The header goes before the body's request_id, and that before a generated name.
     if prepared.request_id is not None and not exchange.id_from_client:
-        exchange.request_id = prepared.request_id
+        exchange.request_id, exchange.id_from_client = prepared.request_id, True
     if prepared.refusal is not None:
         raise prepared.refusal.error()
     if prepared.plan is None:
         raise InternalError("a request was neither planned nor refused")
+    plan = named(prepared.plan, exchange)
     if exchange.tenant is None or service.config.cache_isolation == "shared":
-        return prepared.plan
-    return salted(prepared.plan, exchange.tenant)
+        return plan
+    return salted(plan, exchange.tenant)

@@ -1,11 +1,32 @@
 """Under which names the answers that clients know are written in the workers, while they are."""
 
+import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from segue.cluster.errors import InvalidRequest
+from segue.router.exchange import Exchange
+from segue.router.request_plan import RequestPlan
 
+UNIQUE_CHARS = 8
 ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")  # what the ids of answers have before the request's
+
+
+def named(plan: RequestPlan, exchange: Exchange) -> RequestPlan:
+    """The plan with ids by which workers, their traces and all logs name its requests.
+
+    They begin with the id that the client knows. One that it chose itself may be chosen twice, and
+    two requests must not meet in the workers: then something unique follows.
+    """
+    name = exchange.request_id
+    if exchange.id_from_client:
+        name = f"{name}.{uuid.uuid4().hex[:UNIQUE_CHARS]}"
+    requests = (
+        replace(request, request_id=f"{name}-{index}")
+        for index, request in enumerate(plan.requests)
+    )
+    return replace(plan, requests=tuple(requests))
 
 
 class RequestNames:
