@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from segue.cluster.config.transfer import MAX_MOVE_S
 from segue.cluster.errors import DeadlineExceeded, Unavailable
 from segue.deploy.api_key import ApiKeyOption, chosen_api_key
 from segue.deploy.gateway_address import PortOption, UrlOption, chosen_url
@@ -14,7 +15,7 @@ from segue.deploy.status_command import size
 from segue.deploy.user_errors import told_to_the_user
 
 LOOK_SECONDS = 0.5
-MIGRATE_SECONDS = 90.0  # the gateway gives up before
+MIGRATE_SECONDS = MAX_MOVE_S + 60.0  # the gateway gives up before, whatever is configured
 
 
 def drain(

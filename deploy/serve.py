@@ -234,7 +234,8 @@ class Deployment:
         ladder = self._config.gateway.recovery.ladder
         self._front = Front(links.usable, journeys.ready, ladder)
         metrics = FleetMetrics(card.id, links, journeys.counters)
-        migrations = Migrations(journeys, links, lambda: self._watcher.view)
+        longest_move_s = self._config.transfer.longest_move_s
+        migrations = Migrations(journeys, links, lambda: self._watcher.view, longest_move_s)
         Evacuation(self._watcher, journeys, migrations)
         wait_s = self._config.gateway.recovery.rebind_wait_s
         Rebinding(self._watcher, journeys, links, wait_s)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from segue.cluster.config.transfer import TransferConfig
 from segue.cluster.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -24,7 +25,7 @@ from segue.router.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-MIGRATE_SECONDS = 60.0  # a source gives up before
+ANSWER_SECONDS = 10.0  # for the source's account, beyond the longest move
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,17 @@ class Migration:
 
 class Migrations:
     def __init__(
-        self, journeys: Journeys, links: WorkerLinks, view: Callable[[], FleetView]
+        self,
+        journeys: Journeys,
+        links: WorkerLinks,
+        view: Callable[[], FleetView],
+        longest_move_s: float = TransferConfig().longest_move_s,
     ) -> None:
+        """`longest_move_s`: after that a source gives up, and says so."""
         self._journeys = journeys
         self._links = links
         self._view = view
+        self._patience_s = longest_move_s + ANSWER_SECONDS
         self._following: set[asyncio.Task[Migration]] = set()
 
     async def migrate(self, request_id: str, worker_id: str) -> Migration:
@@ -108,7 +115,7 @@ class Migrations:
         source, name = flight.writer, order.attempt.request_id
         report: MigrationReport | None = None
         try:
-            report = await client.migrate(order, deadline_s=MIGRATE_SECONDS)
+            report = await client.migrate(order, deadline_s=self._patience_s)
         except (Unavailable, DeadlineExceeded, StaleReference) as error:
             flight.lose_track(move, f"{source} did not say what became of a move: {error.message}")
             self._raise_unless_settled(move, "source lost", error)

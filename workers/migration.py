@@ -42,7 +42,6 @@ from segue.workers.peers import Peers
 
 logger = logging.getLogger(__name__)
 
-MOVE_SECONDS = 50.0  # for all of it; whoever gave the order waits longer than that
 CANCEL_SECONDS = 5.0
 PIECE_BLOCKS = 32  # exported between two steps: their checksums hold everybody up
 
@@ -147,15 +146,16 @@ class Migrations:
 
         running.abort = abort_both
         error: SegueError = AttemptFailed(FailureKind.REFUSED, "given up")
+        limit = self._transfer.longest_move_s
         try:
-            async with asyncio.timeout(MOVE_SECONDS):
+            async with asyncio.timeout(limit):
                 await self._reserve(move)
                 await self._copy_what_is_whole(move)
                 await self._hand_over(move)
         except asyncio.CancelledError:
             error = AttemptFailed(FailureKind.REFUSED, f"given up: {move.given_up}")
         except TimeoutError:
-            message = f"it could not be moved within {MOVE_SECONDS:g} s"
+            message = f"it could not be moved within {limit:g} s"
             error = AttemptFailed(FailureKind.DEADLINE, message)
         except StaleReference as failure:  # our own lease has expired
             error = AttemptFailed(FailureKind.FENCED, failure.message)

@@ -9,7 +9,11 @@ from segue.cluster.config.tls import TlsConfig
 
 
 class ControlConfig(Section):
-    heartbeat_s: Annotated[float, Field(gt=0)] = 1.0
+    heartbeat_s: Annotated[float, Field(gt=0, le=20)] = Field(
+        default=1.0,
+        description="between the signs of life of a worker; the greatest value leaves three of "
+        "them in the minute after which workers forget a peer that they are not told of",
+    )
     dead_after_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="a silent but connected worker is replaced after this long"
     )
@@ -48,9 +52,10 @@ class ControlConfig(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if not self.heartbeat_s < self.suspect_after_s <= self.dead_after_s:
+        # One beat may be late by as much as the next one takes: else every worker would flap.
+        if not 2 * self.heartbeat_s <= self.suspect_after_s <= self.dead_after_s:
             raise ValueError(
-                "heartbeat_s < suspect_after_s <= dead_after_s must hold, got "
+                "2 * heartbeat_s <= suspect_after_s <= dead_after_s must hold, got "
                 f"{self.heartbeat_s}, {self.suspect_after_s}, {self.dead_after_s}"
             )
         if self.tls is not None and self.insecure:

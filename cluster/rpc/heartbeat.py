@@ -20,7 +20,7 @@ from segue.cluster.worker_status import WorkerStatus
 logger = logging.getLogger(__name__)
 
 CALL_DEADLINE_S = 5.0
-SILENCE_S = 5.0  # the controller answers every beat; longer without an answer: it is lost
+SILENCE_S = 5.0  # the controller answers every beat; longer after one was due: it is lost
 MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 2.0
 ORPHAN_AFTER_S = 60.0
@@ -28,6 +28,8 @@ ORPHAN_AFTER_S = 60.0
 
 class HeartbeatClient:
     """Keeps one worker registered. `run` is its only task; `on_leave` is called at most once.
+
+    How often to beat is the controller's to say. Nothing is missed before it was due.
 
     A worker leaves when the controller will not have it, which is never taken back, and when there
     is no controller of its own any more: else it would hold its GPU for ever.
@@ -55,6 +57,7 @@ class HeartbeatClient:
         self._on_sources = on_sources
         self._orphan_after_s = orphan_after_s
         self._heard = time.monotonic()  # when a controller last knew this worker
+        self._interval_s = 0.0  # between beats, once a controller has said it
         self._registered = asyncio.Event()
         self._news = asyncio.Event()
         self._trouble = ""
@@ -109,7 +112,8 @@ class HeartbeatClient:
         try:
             reply = await self._register(channel)
             if reply.accepted:
-                await self._beat(channel, reply.heartbeat_seconds)
+                self._interval_s = reply.heartbeat_seconds
+                await self._beat(channel)
             else:
                 self._dismissal = reply.reason or "no reason was given"
         finally:
@@ -133,7 +137,7 @@ class HeartbeatClient:
             self._registered.set()
         return reply
 
-    async def _beat(self, channel: RpcChannel, interval_s: float) -> None:
+    async def _beat(self, channel: RpcChannel) -> None:
         identity = identity_to_pb(self._registration.peer.identity)
 
         failures: list[Exception] = []
@@ -148,10 +152,11 @@ class HeartbeatClient:
                     return
                 yield beat
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), interval_s)
+                    await asyncio.wait_for(self._news.wait(), self._interval_s)
 
         stub = pb_grpc.ControllerStub(channel.raw)
-        replies = channel.exchange(stub.Heartbeats, beats(), silence_s=SILENCE_S)
+        silence_s = self._interval_s + SILENCE_S
+        replies = channel.exchange(stub.Heartbeats, beats(), silence_s=silence_s)
         async with aclosing(replies):
             async for reply in replies:
                 if not reply.known:
@@ -167,7 +172,8 @@ class HeartbeatClient:
         raise Unavailable("the controller ended the heartbeat stream")
 
     async def _orphaned(self) -> bool:
-        if time.monotonic() - self._heard < self._orphan_after_s:
+        due = self._heard + self._interval_s
+        if time.monotonic() - due < self._orphan_after_s:
             return False
         if self._is_foreign:
             return True

@@ -150,7 +150,17 @@ def test_every_wrong_key_is_listed_at_once() -> None:
             "each running sequence takes one token a step",
         ),
         (engine(num_kv_blocks="all"), "num_kv_blocks"),
-        ({"control": {"heartbeat_s": 3}}, "heartbeat_s < suspect_after_s <= dead_after_s"),
+        (
+            {"control": {"heartbeat_s": 1.3, "suspect_after_s": 2.5}},
+            "2 * heartbeat_s <= suspect_after_s",
+        ),
+        (
+            {"control": {"heartbeat_s": 21, "suspect_after_s": 60, "dead_after_s": 60}},
+            "control.heartbeat_s: Input should be less than or equal to 20",
+        ),
+        ({"transfer": {"credit_wait_s": 3600}}, "transfer.credit_wait_s"),
+        ({"transfer": {"read_timeout_s": 700}}, "transfer.read_timeout_s"),
+        ({"control": {"heartbeat_s": 3}}, "heartbeat_s <= suspect_after_s <= dead_after_s"),
         ({"control": {"suspect_after_s": 11}}, "got 1.0, 11.0, 10.0"),
         ({"control": {"wedged_after_s": 59}}, "must not be below stalled_after_s"),
         ({"transfer": {"lease_s": float("inf")}}, "transfer.lease_s: Input should be a finite"),

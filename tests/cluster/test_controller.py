@@ -320,7 +320,7 @@ async def test_a_worker_that_drains_on_sigterm_is_replaced_when_it_has_left(
     plane = Plane(
         launcher,
         port,
-        config={"pools": POOLS, "control": {**CONTROL, "heartbeat_s": 0.7}},
+        config={"pools": POOLS, "control": {**CONTROL, "heartbeat_s": 0.7, "suspect_after_s": 1.5}},
     )
     async with plane.running():
         leaver = worker_named(await plane.ready(2), "decode-0")

@@ -38,7 +38,8 @@ async def serve(folder: Path, port: int) -> None:
     links = WorkerLinks(f"gateway-{new_incarnation()}", token)
     journeys = build_generator(settings.config, watcher, links)
     front = Front(links.usable, journeys.ready, settings.config.gateway.recovery.ladder)
-    migrations = Migrations(journeys, links, lambda: watcher.view)
+    longest_move_s = settings.config.transfer.longest_move_s
+    migrations = Migrations(journeys, links, lambda: watcher.view, longest_move_s)
     evacuation = Evacuation(watcher, journeys, migrations)
     rebinding = Rebinding(watcher, journeys, links, settings.config.gateway.recovery.rebind_wait_s)
     metrics = FleetMetrics(model.card.id, links, journeys.counters)

@@ -187,7 +187,8 @@ async def local_fleet(
         watcher, links, config.gateway.recovery, config.gateway.admission.request_timeout_s
     )
     tasks = [asyncio.create_task(controller.run()), asyncio.create_task(watcher.run())]
-    migrations = Migrations(journeys, links, lambda: watcher.view)
+    longest_move_s = config.transfer.longest_move_s
+    migrations = Migrations(journeys, links, lambda: watcher.view, longest_move_s)
     evacuation = Evacuation(watcher, journeys, migrations)
     rebinding = Rebinding(watcher, journeys, links, config.gateway.recovery.rebind_wait_s)
     fleet = LocalFleet(watcher, links, journeys, migrations, security)

@@ -11,6 +11,7 @@ import pytest
 from segue.cluster.errors import DeadlineExceeded, Unavailable
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.rpc import heartbeat
 from segue.cluster.rpc import serving_pb2 as pb
 from segue.cluster.rpc import serving_pb2_grpc as pb_grpc
 from segue.cluster.rpc.heartbeat import HeartbeatClient
@@ -73,6 +74,30 @@ class Refusing(pb_grpc.ControllerServicer):
         yield pb.FleetSnapshot()
 
 
+class Slow(Refusing):
+    """Admits, and asks for few beats. `hears`: how many it answers before it ends the stream."""
+
+    def __init__(self, interval_s: float, hears: int) -> None:
+        super().__init__()
+        self.interval_s, self.hears = interval_s, hears
+        self.heard = 0
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
+        self.asked += 1
+        return pb.RegisterReply(accepted=True, heartbeat_seconds=self.interval_s)
+
+    async def Heartbeats(
+        self, request_iterator: AsyncIterator[pb.Heartbeat], context: Any
+    ) -> AsyncIterator[pb.HeartbeatReply]:
+        answered = 0
+        async for _ in request_iterator:
+            if answered == self.hears:
+                return
+            answered += 1
+            self.heard += 1
+            yield pb.HeartbeatReply(known=True)
+
+
 @asynccontextmanager
 async def listening(controller: Refusing, token: str = TOKEN) -> AsyncIterator[str]:
     """Its address."""
@@ -114,10 +139,10 @@ async def test_worker_whose_controller_may_come_back_is_no_orphan() -> None:
 
 
 async def test_waiting_for_registration_ends_and_says_why() -> None:
-    heartbeat = client(Locator(False), lambda reason: None)
-    beating = asyncio.create_task(heartbeat.run())
+    worker = client(Locator(False), lambda reason: None)
+    beating = asyncio.create_task(worker.run())
     with pytest.raises(DeadlineExceeded, match="no controller is known"):
-        await heartbeat.wait_registered(0.5)
+        await worker.wait_registered(0.5)
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
 
@@ -141,3 +166,31 @@ async def test_a_worker_whose_place_another_deployment_has_taken_leaves() -> Non
         await client(Locator(False, address), told.append).run()
     assert controller.asked == 0
     assert len(told) == 1 and "token is missing or wrong" in told[0]
+
+
+async def test_a_slow_beat_is_not_taken_for_a_lost_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.5)
+    told: list[str] = []
+    async with listening(controller := Slow(1.0, hears=100)) as address:
+        beating = asyncio.create_task(client(Locator(True, address), told.append).run())
+        async with asyncio.timeout(20):
+            while controller.heard < 3:
+                await asyncio.sleep(0.02)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+    assert controller.asked == 1 and not told
+
+
+async def test_a_worker_is_no_orphan_because_its_beats_are_far_apart() -> None:
+    """The stream ends when the second beat is due: all that was heard is older than 0.3 s."""
+    told: list[str] = []
+    async with listening(controller := Slow(1.0, hears=1)) as address:
+        beating = asyncio.create_task(client(Locator(True, address), told.append).run())
+        async with asyncio.timeout(20):
+            while controller.asked < 3 and not beating.done():
+                await asyncio.sleep(0.02)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+    assert controller.asked == 3 and not told
