@@ -25,6 +25,8 @@ class Exchange:
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
     error_type: str | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
     headers: dict[str, str] = field(default_factory=dict)  # more of them for the answer
     exits: AsyncExitStack = field(default_factory=AsyncExitStack)
 

@@ -16,6 +16,7 @@ from segue.router.error_body import error_response
 from segue.router.exchange import CLIENT_CLOSED_REQUEST, Exchange, attach
 from segue.router.http_metrics import HttpMetrics
 from segue.router.http_protocol import MAX_HEAD_BYTES
+from segue.router.traffic_log import TrafficLog
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class ExchangeLayer:
         metrics: HttpMetrics,
         endpoint_of: Callable[[str], str],
         limit_seconds: float,
+        traffic: TrafficLog,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._endpoint_of = endpoint_of
         self._limit_seconds = limit_seconds
+        self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,6 +65,7 @@ class ExchangeLayer:
             await response(scope, link.receive, link.send)
         finally:
             self._metrics.ended(exchange)
+            self._traffic.ended(scope["method"], scope["path"], exchange)
 
     async def _run(self, scope: Scope, link: "_ClientLink", exchange: Exchange) -> None:
         """Race the application against the client's leaving; streaming or not makes no odds."""

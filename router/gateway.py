@@ -1,7 +1,8 @@
 """Composes the HTTP application: routes, the layers around them, and how errors are told."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from segue.router.service import Service
 from segue.router.text_model import TextSource, load_text_model
 from segue.router.text_processes import TextProcesses
 from segue.router.tokenize_routes import tokenize_routes
+from segue.router.traffic_log import TrafficLog
 
 KEEP_ALIVE_SECONDS = 15.0
 _PLAIN_PATHS = frozenset(
@@ -79,19 +81,15 @@ def create_app(
         keep_alive_seconds=keep_alive_seconds,
         lag=LoopLag(),
         draining=draining,
+        traffic=TrafficLog(config.access_log),
     )
     _show_lag(service)
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.lag.start()
-        await service.texts.start()
-        yield
-        await service.texts.close()
-        service.lag.stop()
-
     app = FastAPI(
-        title="Segue", version=segue.__version__, redirect_slashes=False, lifespan=lifespan
+        title="Segue",
+        version=segue.__version__,
+        redirect_slashes=False,
+        lifespan=_lifespan(service),
     )
     app.state.draining = draining
     for routes in (
@@ -103,6 +101,20 @@ def create_app(
     install_error_responses(app, config.admission.overload_status)
     _add_layers(app, service, admission)
     return app
+
+
+def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.lag.start()
+        await service.texts.start()
+        rates = asyncio.create_task(service.traffic.tell_rates(), name="traffic log")
+        yield
+        rates.cancel()
+        await service.texts.close()
+        service.lag.stop()
+
+    return lifespan
 
 
 def _show_lag(service: Service) -> None:
@@ -124,6 +136,7 @@ def _add_layers(app: FastAPI, service: Service, admission: Admission) -> None:
         metrics=service.metrics,
         endpoint_of=endpoint_of,
         limit_seconds=limits.request_timeout_s + WIND_UP_SECONDS,
+        traffic=service.traffic,
     )
 
 

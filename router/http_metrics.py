@@ -9,7 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -51,6 +57,7 @@ class HttpMetrics:
     def __init__(
         self, in_flight: Callable[[], int], registry: CollectorRegistry | None = None
     ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a line more for each series, which nobody reads
         self.registry = registry or CollectorRegistry(auto_describe=True)
         self.gauge("segue_inflight_requests", "Admitted requests that have not ended", in_flight)
         self._requests = Counter(

@@ -203,6 +203,8 @@ class SampleRun:
                 cached = min(event.cached_tokens, request.num_prompt_tokens)
                 self._cached_tokens += cached
                 metrics.prompt(request.num_prompt_tokens, cached)
+                self._exchange.num_prompt_tokens += request.num_prompt_tokens
+        self._exchange.num_output_tokens += len(event.token_ids)
         metrics.tokens(len(event.token_ids), gap_seconds)
 
 

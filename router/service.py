@@ -13,6 +13,7 @@ from segue.router.http_metrics import HttpMetrics
 from segue.router.request_names import RequestNames
 from segue.router.text_processes import TextProcesses
 from segue.router.token_bytes import TokenBytes
+from segue.router.traffic_log import TrafficLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +31,5 @@ class Service:
     keep_alive_seconds: float
     lag: LoopLag
     draining: Draining
+    traffic: TrafficLog
     names: RequestNames = field(default_factory=RequestNames)

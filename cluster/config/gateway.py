@@ -74,6 +74,9 @@ class GatewayConfig(Section):
         "all; a client sees from cached_tokens and from the time what others have asked. Without "
         "API keys all are shared. cache_salt divides them further",
     )
+    access_log: bool = Field(
+        default=True, description="a line a request in the log, and one every 10 s with traffic"
+    )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=30.0, description="how long running requests may take when the gateway is to stop"
     )

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from segue.router.exchange_layer import ExchangeLayer
 from segue.router.http_metrics import HttpMetrics
 from segue.router.server import _CutOff
+from segue.router.traffic_log import TrafficLog
 
 
 class Conversation:
@@ -20,7 +21,9 @@ class Conversation:
         self.sent: list[Message] = []
         self._begins = begins
         self._asked = False
-        self.layer = ExchangeLayer(self._app, self.metrics, lambda path: path, 60.0)
+        self.layer = ExchangeLayer(
+            self._app, self.metrics, lambda path: path, 60.0, TrafficLog(False)
+        )
 
     async def cut_off(self) -> None:
         scope = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": []}
