@@ -30,6 +30,7 @@ class DeathCause(StrEnum):
     WEDGED = "wedged"  # it beats, but something in it has not moved for too long
     FAILED = "failed"  # it beats, but a thread that it needs has ended
     NOT_STARTED = "not_started"  # no process came, or it was not ready in time
+    MISCONFIGURED = "misconfigured"  # it can not work as it is configured, or installed
     REFUSED = "refused"  # it does not fit the fleet
     DRAINED = "drained"  # it was told to leave, and did: nothing went wrong
     OVERSTAYED = "overstayed"  # it was told to leave, and did not within control.drain_timeout_s

@@ -120,6 +120,7 @@ class LaunchState(Enum):
 class Probe:
     state: LaunchState
     reason: str = ""  # what a pending one waits for, how a gone one ended
+    is_final: bool = False  # gone, and so would be every other one that is started like it
 
 
 class Launcher(Protocol):

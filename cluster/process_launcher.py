@@ -12,6 +12,7 @@ from typing import IO
 from segue.cluster.errors import Unavailable
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.launcher import LaunchState, Probe, WorkerSpec
+from segue.cluster.worker_entry import CONFIGURATION_EXIT
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,10 @@ class _Child:
     process: subprocess.Popen[str]
     stderr: IO[bytes]
 
+    @property
+    def is_final(self) -> bool:
+        return self.process.returncode == CONFIGURATION_EXIT
+
     def ending(self) -> str:
         """How it ended, in one line."""
         code = self.process.returncode
@@ -30,6 +35,8 @@ class _Child:
             return f"killed by {signal.Signals(-code).name}"
         self.stderr.seek(0)
         lines = self.stderr.read().decode(errors="replace").strip().splitlines()
+        if self.is_final and lines:
+            return lines[-1]
         return f"exited with code {code}" + (f": {lines[-1]}" if lines else "")
 
 
@@ -65,7 +72,7 @@ class ProcessLauncher:
             return Probe(LaunchState.GONE, "never started here")
         if child.process.poll() is None:
             return Probe(LaunchState.RUNNING)
-        return Probe(LaunchState.GONE, child.ending())
+        return Probe(LaunchState.GONE, child.ending(), child.is_final)
 
     async def kill(self, identity: WorkerIdentity) -> bool:
         child = self._children.get(identity)

@@ -26,6 +26,7 @@ from segue.cluster.identity import WorkerIdentity
 from segue.cluster.launcher import ControllerSettings, LaunchState, Probe, WorkerSpec
 from segue.cluster.ray_address import check_ray_address
 from segue.cluster.ray_words import WORKER_PREFIX, actor_name, identity_of, obituary, shortage
+from segue.cluster.worker_entry import StartFailure
 from segue.cluster.worker_host import WorkerHost
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class _Life:
     creation: Future[Any] | None = None  # None: by an earlier controller
     asked: float = field(default_factory=time.monotonic)
     running: bool = False  # its process exists
-    ending: str = ""  # why it could not start
+    failure: StartFailure | None = None
     unwanted: bool = False  # to be ended as soon as it is born
     follower: asyncio.Task[None] | None = None
 
@@ -178,8 +179,8 @@ class RayLauncher:
             return Probe(
                 LaunchState.PENDING, f"Ray has been creating its actor for {waiting:.0f} s"
             )
-        if life.ending:
-            return Probe(LaunchState.GONE, life.ending)
+        if life.failure is not None:
+            return Probe(LaunchState.GONE, life.failure.reason, life.failure.is_final)
         handle = await self._find(identity)
         if handle is None:
             return Probe(LaunchState.GONE, await _ending_of(life.handle))
@@ -251,15 +252,15 @@ class RayLauncher:
                 return
             await handle.pid.remote()
             life.running = True
-            life.ending = await handle.start.remote()
+            life.failure = await handle.start.remote()
         except ValueError as error:  # the name is taken: that identity was started before
             logger.info("%s: %s", identity, error)
             life.running = True
             return
         except (Unavailable, ray.exceptions.RayError) as error:
-            life.ending = obituary(error)
-        if life.ending:
-            logger.error("%s: %s", identity, life.ending)
+            life.failure = StartFailure(obituary(error), is_final=False)
+        if life.failure is not None:
+            logger.error("%s: %s", identity, life.failure.reason)
 
     async def _find(self, identity: WorkerIdentity) -> Any | None:
         return await _find_actor(actor_name(identity), self._namespace)

@@ -68,7 +68,7 @@ class Replica:
             level = logging.INFO if planned else logging.WARNING
             logger.log(level, "%s is dead (%s): %s", identity, ending.cause, ending.reason)
             await self._end(identity, ending)
-            await self._pause(ending.reason)
+            await self._pause(ending)
             identity = None
 
     async def _launch(self) -> tuple[WorkerIdentity, Ending | None]:
@@ -108,7 +108,8 @@ class Replica:
                     if now > drain_deadline:
                         return Ending(DeathCause.OVERSTAYED, f"did not leave ({view.reason})")
                 if probe.state is LaunchState.GONE:
-                    return Ending(DeathCause.EXITED, probe.reason or "its process is gone")
+                    cause = DeathCause.MISCONFIGURED if probe.is_final else DeathCause.EXITED
+                    return Ending(cause, probe.reason or "its process is gone")
                 if view.state is WorkerState.STARTING:
                     self._registry.explain(identity, probe.reason)
                     if probe.state is LaunchState.PENDING:  # waiting for a node is no failure
@@ -139,8 +140,11 @@ class Replica:
             # Safe all the same: nobody listens to a buried incarnation.
             logger.warning("%s could not be proven gone within %.0f s", identity, KILL_TIMEOUT_S)
 
-    async def _pause(self, reason: str) -> None:
+    async def _pause(self, ending: Ending) -> None:
+        """What is misconfigured may be so on one node only, or be mended: it is not given up."""
         seconds = backoff_seconds(self._failures)
-        self.reason = f"{reason}; starts again in {seconds:.0f} s"
+        if ending.cause is DeathCause.MISCONFIGURED:
+            seconds = MAX_BACKOFF_S
+        self.reason = f"{ending.reason}; starts again in {seconds:.0f} s"
         self._bell.ring()
         await asyncio.sleep(seconds)

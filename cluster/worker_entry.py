@@ -2,7 +2,8 @@
 
 As a program (`python -m segue.cluster.worker_entry module:Class`) it reads the settings from the
 first line of its standard input and stops when that input ends: so it never outlives its parent.
-SIGTERM makes it drain, a second one ends it at once.
+SIGTERM makes it drain, a second one ends it at once. If it can not work as it is configured it ends
+with CONFIGURATION_EXIT and one line: nobody should start it again and hope.
 """
 
 import importlib
@@ -10,16 +11,28 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from segue.cluster.errors import ConfigurationError
+
+CONFIGURATION_EXIT = os.EX_CONFIG
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why a worker can not serve, in one line. `is_final`: another start would end the same."""
+
+    reason: str
+    is_final: bool
 
 
 class WorkerEntry(Protocol):
     """A worker; built with its settings (JSON of segue.cluster.launcher.WorkerSettings)."""
 
     def start(self) -> None:
-        """Return once it serves; it goes on in threads of its own."""
+        """Return once it serves; it goes on in threads of its own. Raises ConfigurationError if
+        no start could succeed."""
         ...
 
     def drain(self, reason: str) -> None:
@@ -62,9 +75,13 @@ class TerminationSignal:
 def main() -> None:
     settings = sys.stdin.readline()
     termination = TerminationSignal()
-    worker = load_entry(sys.argv[1])(settings)
-    termination.worker = worker
-    worker.start()
+    try:
+        worker = load_entry(sys.argv[1])(settings)
+        termination.worker = worker
+        worker.start()
+    except ConfigurationError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(CONFIGURATION_EXIT)
     sys.stdin.read()
     worker.stop()
 

@@ -4,8 +4,8 @@ import json
 import logging
 import os
 
-from segue.cluster.errors import SegueError
-from segue.cluster.worker_entry import TerminationSignal, WorkerEntry, load_entry
+from segue.cluster.errors import ConfigurationError, SegueError
+from segue.cluster.worker_entry import StartFailure, TerminationSignal, WorkerEntry, load_entry
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -27,8 +27,8 @@ class WorkerHost:
     def pid(self) -> int:
         return os.getpid()
 
-    def start(self) -> str:
-        """Return once the worker serves: empty, or in one line why it can not."""
+    def start(self) -> StartFailure | None:
+        """Return once the worker serves, or why it can not."""
         try:
             worker = load_entry(self._entry)(self._settings)
             self._termination.worker = worker
@@ -36,9 +36,10 @@ class WorkerHost:
         except Exception as error:  # whatever a model's code raises must reach `segue status`
             logging.getLogger(__name__).exception("the worker could not be started")
             told = isinstance(error, SegueError)
-            return str(error) if told else f"{type(error).__name__}: {error}"
+            reason = str(error) if told else f"{type(error).__name__}: {error}"
+            return StartFailure(reason, isinstance(error, ConfigurationError))
         self._worker = worker
-        return ""
+        return None
 
     def stop(self) -> None:
         if self._worker is not None:

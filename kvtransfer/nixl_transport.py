@@ -14,6 +14,7 @@ What NIXL (1.5) does and does not promise, found by experiment and in its source
 """
 
 import importlib
+import importlib.util
 import logging
 import time
 from collections.abc import Callable
@@ -42,6 +43,8 @@ from segue.kvtransfer.ucx_endpoints import UcxEndpoints
 SETTLE_SECONDS = 0.1
 MAX_READS = 4096  # in flight at once
 MAX_RANGES = 16384  # of one read
+PACKAGES = ("nixl", "nixl_cu12")
+HOW_TO_INSTALL = "to install it: pip install 'segue[nixl]'"
 
 
 @dataclass(slots=True)
@@ -262,13 +265,22 @@ class NixlTransport:
             logging.getLogger(__name__).debug("forgetting %s: %s", agent_name, error)
 
 
+def check_nixl_installed() -> None:
+    """Raises ConfigurationError. Imports nothing: that would start UCX in this process."""
+    if not any(importlib.util.find_spec(package) for package in PACKAGES):
+        raise ConfigurationError(
+            f"transfer.transport is nixl, but NIXL is not installed; {HOW_TO_INSTALL}",
+            param="transfer.transport",
+        )
+
+
 def load_nixl() -> Any:
     """Import NIXL under either of its names, and undo what that does to logging."""
     raise_exceptions = logging.raiseExceptions
     failures = []
-    for module in ("nixl._api", "nixl_cu12._api"):
+    for package in PACKAGES:
         try:
-            api = importlib.import_module(module)
+            api = importlib.import_module(f"{package}._api")
         except ImportError as error:
             failures.append(str(error))
             continue
@@ -277,7 +289,8 @@ def load_nixl() -> Any:
         logging.getLogger("nixl").setLevel(logging.WARNING)
         return api
     raise ConfigurationError(
-        f"transfer.transport is nixl, but NIXL cannot be imported: {'; '.join(failures)}",
+        f"transfer.transport is nixl, but NIXL cannot be imported ({'; '.join(failures)}); "
+        f"{HOW_TO_INSTALL}",
         param="transfer.transport",
     )
 

@@ -26,6 +26,7 @@ from segue.kvtransfer.probe_area import area_bytes
 from segue.kvtransfer.receiver import Receiver
 from segue.kvtransfer.transport import Transport
 from segue.workers.batch import PackedBatch, SequenceSlice
+from segue.workers.device import device_of
 from segue.workers.drain import Drain
 from segue.workers.engine import Engine
 from segue.workers.kv_identity import (
@@ -85,6 +86,8 @@ class WorkerProcess:
         """Load, listen, register. Raises what went wrong; nothing is left running then."""
         self._thread.start()
         self._serving.wait()
+        if isinstance(self._error, ConfigurationError):
+            raise self._error
         if self._error is not None:
             raise InternalError(f"the worker could not start: {self._error}") from self._error
 
@@ -219,7 +222,7 @@ class WorkerProcess:
         engine = self.settings.engine
         torch.set_num_threads(engine.torch_threads)
         folder = Path(self.settings.model_folder)
-        device = _device(engine)
+        device = device_of(engine)
         spec = load_spec(folder, load_format=self.settings.model.load_format)
         dtype = computing_dtype(self.settings.model.dtype, spec, on_cpu=device == "cpu")
         model = self.settings.model.model_copy(update={"dtype": dtype})
@@ -290,12 +293,6 @@ class WorkerProcess:
         service = self.service
         assert service is not None
         self._loop.call_soon_threadsafe(service.on_outcome, outcome)
-
-
-def _device(engine: EngineConfig) -> str:
-    if engine.device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    return "cuda:0" if engine.device == "cuda" else "cpu"
 
 
 def _kv_budget_bytes(engine: EngineConfig, device: str, weight_bytes: int) -> int:

@@ -1,8 +1,8 @@
 """The section `pools`: what each pool is for, its size, and what a worker of it needs."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from segue.cluster.config.engine import EngineConfig
 from segue.cluster.config.section import Section
@@ -28,3 +28,12 @@ class PoolConfig(Section):
     num_replicas: Annotated[int, Field(ge=0)] = 1
     replica: ReplicaConfig = ReplicaConfig()
     engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _device_is_asked_of_ray(self) -> Self:
+        if self.engine.device == "cuda" and not self.replica.num_gpus:
+            raise ValueError(
+                "engine.device is cuda, but replica.num_gpus is 0: Ray hides every GPU from a "
+                "worker that asks for none"
+            )
+        return self

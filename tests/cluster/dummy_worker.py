@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+from segue.cluster.errors import ConfigurationError
 from segue.cluster.fleet import Registration
 from segue.cluster.identity import Peer
 from segue.cluster.launcher import WorkerSettings, open_locator
@@ -116,6 +117,16 @@ class BrokenWorker:
 
     def __init__(self, settings_json: str) -> None:
         raise RuntimeError("no such device: cuda:9")
+
+
+class MisconfiguredWorker:
+    """No start of it can succeed, and it knows."""
+
+    def __init__(self, settings_json: str) -> None:
+        pass
+
+    def start(self) -> None:
+        raise ConfigurationError("there is no libfast here; to install it: pip install fast")
 
 
 class ClingingWorker(DummyWorker):

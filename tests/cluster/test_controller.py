@@ -238,7 +238,6 @@ async def test_new_deployment_ends_what_an_earlier_one_left(
     [
         ({"model_folder": "fails"}, "the weights are not there"),
         ({"worker_entry": "dummy_worker:BrokenWorker"}, "no such device: cuda:9"),
-        ({"worker_entry": "dummy_worker:Absent"}, "Absent"),
     ],
 )
 async def test_failing_start_is_told_and_backs_off(
@@ -257,6 +256,27 @@ async def test_failing_start_is_told_and_backs_off(
         assert dead.state is WorkerState.DEAD and told in dead.reason
         assert told in dead.last_end
         assert dead.deaths == {DeathCause.EXITED: dead.restarts + 1}
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("MisconfiguredWorker", "there is no libfast here; to install it: pip install fast"),
+        ("Absent", "worker entry 'dummy_worker:Absent': module 'dummy_worker' has no attribute"),
+    ],
+)
+async def test_a_worker_that_is_misconfigured_is_told_as_such_and_tried_rarely(
+    launcher: ProcessLauncher, port: int, entry: str, told: str
+) -> None:
+    plane = Plane(launcher, port, worker_entry=f"dummy_worker:{entry}")
+    async with plane.running():
+        await plane.watcher.wait_until(
+            lambda v: bool(v.pools) and all("starts again in 30 s" in p.reason for p in v.pools), 20
+        )
+        for worker in plane.watcher.view.workers:
+            assert worker.state is WorkerState.DEAD
+            assert worker.deaths == {DeathCause.MISCONFIGURED: 1}
+            assert worker.reason.startswith(told) and worker.last_end == worker.reason
 
 
 @pytest.mark.parametrize(

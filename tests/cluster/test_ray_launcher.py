@@ -127,16 +127,23 @@ def spec(pool: PoolConfig, entry: str) -> WorkerSpec:
     return WorkerSpec(identity, "decode", "decode", pool.replica, entry, plan.settings)
 
 
-async def test_a_failed_start_is_told(launcher: Any) -> None:
+@pytest.mark.parametrize(
+    ("entry", "told", "is_final"),
+    [
+        ("BrokenWorker", "RuntimeError: no such device: cuda:9", False),
+        ("MisconfiguredWorker", "there is no libfast here; to install it: pip install fast", True),
+    ],
+)
+async def test_a_failed_start_is_told(launcher: Any, entry: str, told: str, is_final: bool) -> None:
     starter = launcher.RayLauncher(NAMESPACE)
-    failing = spec(PoolConfig(role="decode"), "dummy_worker:BrokenWorker")
+    failing = spec(PoolConfig(role="decode"), f"dummy_worker:{entry}")
     await starter.start(failing)
     await starter.start(failing)  # the same identity again: nothing happens
     assert await starter.running() == (failing.identity,)
     async with asyncio.timeout(20):
         while (probe := await starter.probe(failing.identity)).state is not LaunchState.GONE:
             await asyncio.sleep(0.1)
-    assert probe.reason == "RuntimeError: no such device: cuda:9"
+    assert (probe.reason, probe.is_final) == (told, is_final)
     assert await starter.kill(failing.identity)
     assert await starter.running() == ()
 

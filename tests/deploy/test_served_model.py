@@ -63,7 +63,7 @@ def test_smaller_items_hold_more(spec: ModelSpec) -> None:
 def test_the_memory_of_a_gpu_is_left_to_its_worker(spec: ModelSpec) -> None:
     small = {"kv_cache_bytes": 1}  # not what a GPU's KV-cache is sized by
     assert longest_sequence(config(small, gpus=1), spec) == 8192
-    assert longest_sequence(config(small | {"device": "cuda"}), spec) == 8192
+    assert longest_sequence(config(small | {"device": "cuda"}, gpus=0.5), spec) == 8192
     assert longest_sequence(config(small | {"num_kv_blocks": 3}, gpus=1), spec) == 48
 
 
