@@ -35,6 +35,25 @@ def test_a_wrong_file_ends_with_a_message(tmp_path: Path) -> None:
     assert "gateway.prot: unknown key; did you mean 'port'?" in outcome.stderr
 
 
+def test_what_is_probably_not_meant_is_told_beside_it(tmp_path: Path) -> None:
+    file, there = tmp_path / "cluster.yaml", tmp_path / "keys"
+    there.write_text("key")
+    file.write_text(
+        f"model: {{path: {tmp_path}/none}}\n"
+        f"gateway: {{api_keys_file: {there}, admin_keys_file: {tmp_path}/admins}}\n"
+        "pools: {all: {role: both}, more: {role: decode, num_replicas: 0}}\n"
+    )
+    outcome = CliRunner().invoke(config_app, ["show", str(file)])
+    assert outcome.exit_code == 0
+    assert parse_config(yaml.safe_load(outcome.stdout)) == load_config(file)
+    assert outcome.stderr.splitlines() == [
+        "segue: warning: pools.more.num_replicas is 0: no worker of it will be started",
+        f"segue: warning: model.path: there is no {tmp_path}/none here",
+        f"segue: warning: gateway.admin_keys_file: there is no {tmp_path}/admins here",
+    ]
+    assert not CliRunner().invoke(config_app, ["show"]).stderr
+
+
 def test_the_schema_describes_the_file() -> None:
     outcome = CliRunner().invoke(config_app, ["schema"])
     assert outcome.exit_code == 0
