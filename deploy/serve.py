@@ -23,7 +23,10 @@ from segue.cluster.identity import new_incarnation
 from segue.cluster.launcher import ControllerSettings, LocatorConfig, open_locator
 from segue.cluster.rpc.fleet_watcher import FleetWatcher
 from segue.cluster.rpc.security import Security, load_security
+from segue.deploy.config_warnings import config_warnings
+from segue.deploy.first_start import FirstStart
 from segue.deploy.fleet_log import FleetLog
+from segue.deploy.preconditions import check_machine, check_replicas, check_text
 from segue.deploy.running_servers import announced
 from segue.deploy.served_model import ServedModel, find_model
 from segue.router.api_keys import load_keys
@@ -67,10 +70,16 @@ def run_server(options: ServeOptions) -> None:
     """Serve until told to stop. Raises ConfigurationError if that can not be done."""
     configure_logging()
     config = effective_config(options)
+    check_replicas(config)
     with open_listener(config.gateway.host, config.gateway.port) as listener:  # before Ray starts
         load_keys(config.gateway)  # a wrong file is told before Ray starts
         cluster_security(config, joins=options.address is not None)
         model = find_model(config)
+        check_text(model.folder, model.card)
+        if options.address is None:  # else the workers run on machines that only they know
+            check_machine(config)
+        for warning in config_warnings(config):
+            logger.warning("%s", warning)
         with announced(local_url(listener), cache_folder()), ray_cluster(options, config):
             Deployment(model, options).run(listener)
 
@@ -140,7 +149,8 @@ def listening_url(host: str, port: int) -> str:
 
 def local_url(listener: socket.socket) -> str:
     """How commands on this machine reach it, also if it listens on all addresses."""
-    host, port = listener.getsockname()[:2]
+    name = listener.getsockname()
+    host, port = str(name[0]), int(name[1])
     return listening_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
@@ -180,6 +190,7 @@ class Deployment:
         self._watcher = FleetWatcher(open_locator(self._locator), self._token, security)
         self._links = WorkerLinks(f"gateway-{new_incarnation()}", self._token, security)
         self._front = Front(self._links.usable)
+        self._first_start = FirstStart()
         self._stop_asked = False
         self._at_once = asyncio.Event()
 
@@ -194,17 +205,22 @@ class Deployment:
         controller = RayController(self._namespace)
         await controller.start(self._controller_settings())
         following = asyncio.create_task(self._watcher.run(), name="fleet view")
+        failing = asyncio.create_task(self._first_start.failure(), name="first start")
         try:
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="gateway")
-            await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
-            if following.done():  # nobody would notice the fleet change any more
+            ends = [serving, following, failing]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if serving not in done:
                 server.stop()
-                await serving
-                following.result()
             await serving
+            if following in done:  # nobody would notice the fleet change any more
+                following.result()
+            if failing in done:
+                raise ConfigurationError(failing.result())
         finally:
             following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            failing.cancel()
+            await asyncio.gather(following, failing, return_exceptions=True)
             await self._links.close()
             try:
                 await self._end_workers(controller)
@@ -250,6 +266,7 @@ class Deployment:
             trace=Tracing(lambda: self._watcher.view, links).steps,
             operations=Operations(journeys, migrations, links, lambda: self._watcher.view),
         )
+        self._watcher.on_change(self._first_start.observe)
         self._watcher.on_change(FleetLog(self._readiness, f"{url}/v1 as {card.id}").observe)
         logger.info("serving %s", url)
         return GatewayServer(app, self._config.gateway.drain_timeout_s)

@@ -82,13 +82,22 @@ def test_taken_port_is_told_before_anything_is_started() -> None:
             "pools: {a: {role: both, engine: {num_kv_blocks: 1}}}\nmodel: {max_model_len: 17}",
             "a.eng",
         ),
+        ("pools: {a: {role: both, replica: {num_gpus: 1000}}}", "num_gpus"),
+        ("pools: {a: {role: both, num_replicas: 0}}", "nobody would ever serve"),
+        ("model: {path: broken_tokenizer}", "tokenizer.json can not be read"),
     ],
 )
 def test_what_can_not_be_served_is_told_before_anything_is_started(
     tmp_path: Path, bundled_model: Path, written: str, told: str
 ) -> None:
     file = tmp_path / "segue.yaml"
-    file.write_text(written)
+    broken = tmp_path / "broken_tokenizer"
+    broken.mkdir()
+    for part in bundled_model.iterdir():
+        (broken / part.name).symlink_to(part)
+    (broken / "tokenizer.json").unlink()
+    (broken / "tokenizer.json").write_text("{}")
+    file.write_text(written.replace(broken.name, str(broken)))
     done = run("serve", str(file), "--port", "0")
     assert done.returncode == 2
     assert told in done.stderr

@@ -25,7 +25,7 @@ QUESTION = {"prompt": "The capital of France is", "max_tokens": 4, "temperature"
 class Server:
     """A running `segue serve` and what it has said so far."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         config = folder / "segue.yaml"
         config.write_text(CONFIG)
         self._said = folder / "said.txt"
@@ -36,6 +36,7 @@ class Server:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=os.environ | environment,
             )
 
     def said(self) -> str:
@@ -126,3 +127,28 @@ def test_a_signal_to_all_processes_at_once_ends_them_too(server: Server) -> None
     server.process.wait(60)
     assert "Traceback" not in server.said()
     assert_gone(ours, 90)
+
+
+def test_a_worker_that_can_never_start_ends_it_with_one_line(
+    tmp_path: Path, bundled_model: Path
+) -> None:
+    """NIXL is installed, but does not load: only a worker finds out."""
+    for package in ("nixl", "nixl_cu12"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+        (tmp_path / package / "_api.py").write_text("raise ImportError('libucp.so.0 is missing')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    server = Server(tmp_path, PYTHONPATH=path)
+    try:
+        assert server.process.wait(90) == 2
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait(10)
+    last = server.said().splitlines()[-1]
+    assert re.fullmatch(
+        r"segue: (prefill|decode)-0 can not start: .*libucp\.so\.0 is missing.*"
+        r"pip install 'segue\[nixl\]'",
+        last,
+    )
+    assert "Traceback" not in server.said()
