@@ -50,3 +50,16 @@ def test_linear_multiplies_by_the_packed_weight(
     wanted = left.double() @ weight.double().T
     tolerance = 1e-4 if dtype == torch.float32 else 1e-1
     torch.testing.assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_of_a_product_is_bit_for_bit_the_same_in_company(dtype: torch.dtype) -> None:
+    """Of a wide and long weight: products with small ones happen to add up alike anyway."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        pytest.skip("needs oneDNN")
+    weight, left = (torch.randn(4096, 4096) * 0.05).to(dtype), torch.randn(64, 4096).to(dtype)
+    packed = CPU.pack_weight(weight)
+    together = CPU.linear(left, packed)
+    for first, last in ((0, 1), (33, 34), (5, 7), (20, 28), (1, 64)):
+        alone = CPU.linear(left[first:last].clone(), packed)
+        assert torch.equal(alone, together[first:last]), f"rows {first}..{last}"
