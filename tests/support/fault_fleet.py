@@ -142,9 +142,18 @@ class FaultFleet:
 
         workers = await self.until("both workers are ready", serving, timeout_s)
         async with asyncio.timeout(timeout_s):
-            while self.pid("controller") is None or (await self.status())["controller"]["trouble"]:
+            while not await self._is_open():
                 await asyncio.sleep(POLL_SECONDS)
         return workers
+
+    async def _is_open(self) -> bool:
+        """A gateway that is about to end still knows of everybody, but takes nothing new."""
+        try:
+            trouble = (await self.status())["controller"]["trouble"]
+            ready = await self.client.get(f"{self.url}/ready")
+        except httpx.HTTPError:
+            return False
+        return self.pid("controller") is not None and not trouble and ready.status_code == 200
 
     async def held(self) -> dict[str, dict[str, float]]:
         """Whatever a worker still holds."""

@@ -33,7 +33,7 @@ from segue.cluster.config.model import ModelConfig
 from segue.workers.models.folder import resolve_model
 
 ROUND_SECONDS = 100.0
-NUM_QUESTIONS = 60
+NUM_QUESTIONS = 40
 NUM_CLIENTS = 8
 SETTLE_SECONDS = 60.0
 

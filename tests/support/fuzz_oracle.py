@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from fuzz_draw import BLOCK_SIZE, MIN_BLOCKS, Question
 
 from segue.cluster.request import SamplingParams
@@ -14,6 +15,7 @@ class Oracle:
     """Reads the whole prompt in one step, and writes one token a step, one request at a time."""
 
     def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)  # several would only wait for each other beside other work
         self._runner = ModelRunner(
             folder,
             load_format="auto",
