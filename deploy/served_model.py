@@ -137,4 +137,5 @@ def _card(
         default_top_k=defaults.top_k,
         default_min_p=defaults.min_p,
         default_max_tokens=config.gateway.admission.default_max_tokens,
+        bounds=config.gateway.client_bounds,
     )

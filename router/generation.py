@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from segue.cluster.config.client_bounds import ClientBounds
 from segue.cluster.request import FinishReason, GenerationRequest
 
 
@@ -54,3 +55,4 @@ class ModelCard:
     default_top_k: int = 0
     default_min_p: float = 0.0
     default_max_tokens: int | None = None  # of chat answers; None: what the context has left
+    bounds: ClientBounds = ClientBounds()

@@ -9,8 +9,8 @@ from typing import Any
 
 from segue.cluster.errors import InvalidRequest, ModelNotFound
 from segue.cluster.request import GenerationRequest, SamplingParams, StopRule
-from segue.cluster.retention import Retention, RetentionRange
 from segue.router.api_types import MAX_STOP_CHARS, MAX_STOP_STRINGS, ChatBody, GenerationBody
+from segue.router.client_bounds import bounded_priority, bounded_retention
 from segue.router.generation import ModelCard
 from segue.router.prompts import check_token_ids
 from segue.router.text_assembler import TextOptions
@@ -61,7 +61,8 @@ def check_options(body: GenerationBody, card: ModelCard) -> None:
     if body.stop_token_ids:
         check_token_ids(body.stop_token_ids, card, "stop_token_ids")
     _stop_strings(body.stop)
-    _retention(body)
+    bounded_priority(body.priority, card.bounds)
+    bounded_retention(body.kv_cache_retention_config, card.bounds)
 
 
 def plan_requests(
@@ -71,7 +72,8 @@ def plan_requests(
     n = body.n or 1
     name = uuid.uuid4().hex  # never the client's: two requests must not meet in the workers
     eos = frozenset[int]() if body.ignore_eos else card.eos_token_ids
-    retention = _retention(body)
+    priority = bounded_priority(body.priority, card.bounds)
+    retention = bounded_retention(body.kv_cache_retention_config, card.bounds)
     requests: list[GenerationRequest] = []
     for first, prompt in zip(range(0, len(prompts) * n, n), prompts, strict=True):
         stop = StopRule(
@@ -88,7 +90,7 @@ def plan_requests(
                 sampling=_sampling(body, card, sample_seed(seed, j)),
                 stop=stop,
                 cache_salt=body.cache_salt or "",
-                priority=body.priority or 0,
+                priority=priority,
                 retention=retention,
             )
             for j in range(n)
@@ -127,27 +129,6 @@ def _sampling(body: GenerationBody, card: ModelCard, seed: int) -> SamplingParam
 def _temperature(body: GenerationBody, card: ModelCard) -> float:
     value = card.default_temperature if body.temperature is None else body.temperature
     return 0.0 if value < _GREEDY_BELOW else value
-
-
-def _retention(body: GenerationBody) -> Retention:
-    """Raises InvalidRequest if its ranges are not in order."""
-    wanted = body.kv_cache_retention_config
-    if wanted is None:
-        return Retention()
-    return Retention(
-        tuple(
-            RetentionRange(
-                item.token_start, item.token_end, item.priority, _seconds(item.duration_ms)
-            )
-            for item in wanted.token_range_retention_configs
-        ),
-        wanted.decode_retention_priority,
-        _seconds(wanted.decode_duration_ms),
-    )
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _text_options(body: GenerationBody, eos: frozenset[int]) -> TextOptions:

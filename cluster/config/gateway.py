@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from segue.cluster.config.byte_size import ByteCount
+from segue.cluster.config.client_bounds import ClientBounds
 from segue.cluster.config.section import Section
 
 LadderName = Literal["full", "no_local_prefill", "no_local_decode", "pairs_only"]
@@ -85,4 +86,7 @@ class GatewayConfig(Section):
         description="processes that check bodies, render chat templates and tokenize",
     )
     admission: AdmissionConfig = AdmissionConfig()
+    client_bounds: ClientBounds = Field(
+        default=ClientBounds(), description="how much a request may ask for at the cost of others"
+    )
     recovery: RecoveryConfig = RecoveryConfig()

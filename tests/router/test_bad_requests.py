@@ -230,7 +230,7 @@ NEUTRAL: dict[str, Any] = {
     "store": True,
     "session_id": "s",
     "cache_salt": "tenant-1",
-    "priority": -3,
+    "priority": 0,
     "some_new_field": {"x": 1},
 }
 
@@ -244,7 +244,7 @@ async def test_neutral_values_and_unknown_fields_are_let_through(gateway: Gatewa
     )
     assert response.status_code == 200, response.text
     for request in gateway.generator.requests:
-        assert request.cache_salt == "tenant-1" and request.priority == -3
+        assert request.cache_salt == "tenant-1" and request.priority == 0
         assert request.sampling.top_k == 0 and request.sampling.seed == 2**64 - 5
 
 

@@ -23,7 +23,6 @@ FULL: dict[str, Any] = {
     "stop": ["a", "é"],
     "stop_token_ids": [7],
     "cache_salt": "red",
-    "priority": -3,
     "stream": True,
     "stream_options": {"include_usage": True},
     "request_id": "mine",
