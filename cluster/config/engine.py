@@ -44,7 +44,8 @@ class EngineConfig(Section):
         Field(
             default="guaranteed_no_evict",
             description="who may hold KV: admit to the end, admit on present need and pause when "
-            "it runs out, or fill a batch and let it end",
+            "it runs out, or fill a batch and let it end. A more urgent request that waits pauses "
+            "a running one under max_utilization only",
         )
     )
     expected_output: Annotated[int, Field(ge=1)] | Literal["full", "learned"] = Field(

@@ -1,11 +1,12 @@
 """Places in the queue: priority, arrival, ageing, and what a paused sequence keeps."""
 
 import pytest
-from engine_parts import make_sequence
+from engine_parts import make_scheduler, make_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.workers.scheduler.priority import RankedQueue, Ranking
+from segue.workers.scheduler.rehearsal import Rehearsal
 from segue.workers.sequence import Sequence
 
 
@@ -33,6 +34,22 @@ def test_waiting_long_enough_outweighs_priority() -> None:
 
     assert order(59.9) == ["urgent", "patient"]
     assert order(60.1) == ["patient", "urgent"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "pauses"),
+    [("guaranteed_no_evict", False), ("static_batch", False), ("max_utilization", True)],
+)
+def test_only_max_utilization_pauses_who_runs_for_a_more_urgent_one(
+    policy: str, pauses: bool
+) -> None:
+    scheduler = make_scheduler(max_num_seqs=1, policy=policy)
+    scheduler.add(make_sequence("patient", [1], 8, priority=10))
+    rehearsal = Rehearsal(scheduler)
+    rehearsal.step()
+    scheduler.add(make_sequence("urgent", [2], 3, priority=-10))
+    ended = [name for _ in range(20) for name in rehearsal.step().ended]
+    assert ended == (["urgent", "patient"] if pauses else ["patient", "urgent"])
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
