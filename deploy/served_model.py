@@ -13,7 +13,7 @@ from segue.cluster.errors import ConfigurationError
 from segue.router.generation import ModelCard
 from segue.workers.kv_identity import kv_block_bytes
 from segue.workers.kvcache.sizing import BlockSize, check_longest_sequence, num_kv_blocks
-from segue.workers.models.computing_dtype import computing_dtype
+from segue.workers.models.computing_dtype import computing_dtype, dependence_on_company
 from segue.workers.models.folder import resolve_model
 from segue.workers.models.layer_clock import group_ends
 from segue.workers.models.sampling_defaults import SamplingDefaults
@@ -41,6 +41,7 @@ def find_model(config: SegueConfig) -> ServedModel:
     group_ends(spec.num_layers, config.transfer.layer_groups)  # refuses more than there are layers
     on_cpu = any(_on_cpu(pool) for pool in config.pools.values())  # one type: they exchange KV
     config = _with(config, dtype=computing_dtype(config.model.dtype, spec, on_cpu=on_cpu))
+    _tell_dependence_on_company(config)
     limit = longest_sequence(config, spec)
     defaults = _sampling_defaults(config, spec)
     return ServedModel(
@@ -51,6 +52,19 @@ def find_model(config: SegueConfig) -> ServedModel:
 def _with(config: SegueConfig, **settled: object) -> SegueConfig:
     """The configuration with what was settled of its model."""
     return config.model_copy(update={"model": config.model.model_copy(update=settled)})
+
+
+def _tell_dependence_on_company(config: SegueConfig) -> None:
+    for name, pool in config.pools.items():
+        reason = dependence_on_company(
+            config.model.dtype, pool.engine.kv_cache_dtype, on_cpu=_on_cpu(pool)
+        )
+        if reason is not None:
+            logger.info(
+                "pool %s: a request's answer may depend on the requests beside it, and be another "
+                "one after a recovery: %s",
+                *(name, reason),
+            )
 
 
 def _sampling_defaults(config: SegueConfig, spec: ModelSpec) -> SamplingDefaults:

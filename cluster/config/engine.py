@@ -13,7 +13,8 @@ class EngineConfig(Section):
     block_size: Annotated[int, Field(ge=1, le=512)] = 16
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
         default="auto",
-        description="how keys and values are stored; auto: as the model computes them",
+        description="how keys and values are stored; auto: as the model computes them; in 8 bits "
+        "an answer may depend on the requests beside it",
     )
     num_kv_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     kv_cache_bytes: Annotated[ByteCount, Field(ge=1)] = Field(

@@ -21,7 +21,8 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="in which the model computes; auto: as its checkpoint was saved, and float32 "
-        "where a pool has no GPU",
+        "where a pool has no GPU; in float32 on a CPU, and only there, no answer depends on the "
+        "requests beside it",
     )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",

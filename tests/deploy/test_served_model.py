@@ -105,6 +105,37 @@ def test_the_type_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu(
     assert computing_dtype(asked, saved_spec, on_cpu=not gpus) == found
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "gpus", "reason"),
+    [
+        ("auto", "auto", 0, None),
+        ("float32", "auto", 0, None),
+        ("bfloat16", "auto", 0, "in bfloat16"),
+        ("float16", "int8", 0, "in float16"),
+        ("auto", "fp8_e4m3", 0, "with fp8_e4m3"),
+        ("float32", "auto", 1, "on a GPU"),
+    ],
+)
+def test_the_log_says_where_an_answer_may_depend_on_its_company(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    dtype: str,
+    stored: str,
+    gpus: int,
+    reason: str | None,
+) -> None:
+    caplog.set_level("INFO", "segue")
+    write_tiny_llama(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    model = {"path": str(tmp_path), "load_format": "dummy", "dtype": dtype}
+    engine, replica = {"kv_cache_dtype": stored}, {"num_gpus": gpus}
+    pool = {"role": "both", "engine": engine, "replica": replica}
+    find_model(parse_config({"model": model, "pools": {"first": pool}}))
+    told = [line for line in caplog.messages if "may depend on the requests beside it" in line]
+    assert len(told) == (reason is not None)
+    assert reason is None or (reason in told[0] and "pool first" in told[0])
+
+
 def test_sampling_defaults_are_the_models_unless_turned_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
