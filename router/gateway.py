@@ -73,7 +73,7 @@ def create_app(
         config=config,
         tokens=load_text_model(source).tokenizer.tokens,
         texts=TextProcesses(source, config.text_processes),
-        metrics=HttpMetrics(lambda: admission.num_admitted),
+        metrics=HttpMetrics(lambda: admission.num_admitted, model_name=card.id),
         readiness=readiness,
         metrics_text=metrics_text,
         status=status,

@@ -18,6 +18,7 @@ class TokensEvent:
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens taken from a prefix cache; set in the first event
+    pool: str = ""  # of the worker that is known to have drawn them
 
 
 class Generator(Protocol):

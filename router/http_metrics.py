@@ -37,6 +37,7 @@ LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960),
     *(1920, 7680),
 )
+POOLED = ("model_name", "pool")  # labels: the pool of the worker that drew the tokens
 _P = ParamSpec("_P")
 
 
@@ -55,8 +56,12 @@ class HttpMetrics:
     """`in_flight` is asked at scrape time, so the gauge can not drift from the truth."""
 
     def __init__(
-        self, in_flight: Callable[[], int], registry: CollectorRegistry | None = None
+        self,
+        in_flight: Callable[[], int],
+        registry: CollectorRegistry | None = None,
+        model_name: str = "",
     ) -> None:
+        self._model_name = model_name
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a line more for each series, which nobody reads
         self.registry = registry or CollectorRegistry(auto_describe=True)
         self.gauge("segue_inflight_requests", "Admitted requests that have not ended", in_flight)
@@ -67,10 +72,19 @@ class HttpMetrics:
             registry=self.registry,
         )
         self._ttft = self._histogram(
-            "segue_time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS
+            "segue_time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS, POOLED
         )
         self._itl = self._histogram(
-            "segue_inter_token_latency_seconds", "Time between tokens of a sample", ITL_BUCKETS
+            "segue_inter_token_latency_seconds",
+            "Time between tokens of a sample",
+            ITL_BUCKETS,
+            POOLED,
+        )
+        self._decode_time = self._histogram(
+            "segue_request_decode_time_seconds",
+            "First to last token of a sample",
+            LATENCY_BUCKETS,
+            POOLED,
         )
         self._latency = self._histogram(
             "segue_e2e_request_latency_seconds", "Arrival to end, successes only", LATENCY_BUCKETS
@@ -91,16 +105,22 @@ class HttpMetrics:
             self._latency.observe(time.monotonic() - exchange.began)
 
     @_never_raises
-    def first_token(self, exchange: Exchange) -> None:
-        self._ttft.observe(time.monotonic() - exchange.began)
+    def first_token(self, exchange: Exchange, pool: str) -> None:
+        self._ttft.labels(self._model_name, pool).observe(time.monotonic() - exchange.began)
 
     @_never_raises
-    def tokens(self, num_tokens: int, gap_seconds: float | None) -> None:
+    def decoded(self, seconds: float, pool: str) -> None:
+        """A sample has ended so long after its first token."""
+        self._decode_time.labels(self._model_name, pool).observe(seconds)
+
+    @_never_raises
+    def tokens(self, num_tokens: int, gap_seconds: float | None, pool: str) -> None:
         """`num_tokens` came together, `gap_seconds` after the ones before (None: the first)."""
         self._generated.inc(num_tokens)
         if gap_seconds is not None:
+            itl = self._itl.labels(self._model_name, pool)
             for _ in range(num_tokens):
-                self._itl.observe(gap_seconds / num_tokens)
+                itl.observe(gap_seconds / num_tokens)
 
     @_never_raises
     def prompt(self, num_tokens: int, num_cached: int) -> None:
@@ -116,8 +136,10 @@ class HttpMetrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, registry=self.registry, buckets=buckets)
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+    ) -> Histogram:
+        return Histogram(name, text, labels, registry=self.registry, buckets=buckets)
 
 
 class _Reading(Collector):

@@ -189,7 +189,8 @@ class Journeys:
                     self._binder.took(flight.binding)
                 if fresh or delta.finish is not None:
                     cached = delta.cached_tokens if first else 0
-                    yield TokensEvent(fresh, delta.finish, cached)
+                    pool = flight.binding.drawer(first=first).pool
+                    yield TokensEvent(fresh, delta.finish, cached, pool)
             if delta.finish is not None:
                 return
             if delta.failure is not None:

@@ -45,6 +45,10 @@ class Binding:
     decode: WorkerView | None
     rung: Rung
 
+    def drawer(self, *, first: bool) -> WorkerView:
+        """Who draws the first token behind a prompt, or the others."""
+        return self.prefill if first or self.decode is None else self.decode
+
     @property
     def workers(self) -> tuple[WorkerView, ...]:
         return (self.prefill,) if self.decode is None else (self.prefill, self.decode)

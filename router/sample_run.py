@@ -156,10 +156,13 @@ class SampleRun:
 
     async def _drain(self, index: int, events: AsyncGenerator[TokensEvent, None]) -> None:
         assembler = TextAssembler(self._service.tokens, self._plan.text)
-        last: float | None = None
+        first = last = None
         async for event in events:
             now = time.monotonic()
+            first = now if first is None else first
             self._measure(index, event, None if last is None else now - last)
+            if event.finish is not None:
+                self._service.metrics.decoded(now - first, event.pool)
             last = now
             if event.finish is FinishReason.ABORT:
                 raise InternalError("the request was aborted inside the cluster")
@@ -196,7 +199,7 @@ class SampleRun:
         metrics = self._service.metrics
         if gap_seconds is None:
             if self._num_started == 0:
-                metrics.first_token(self._exchange)
+                metrics.first_token(self._exchange, event.pool)
             self._num_started += 1
             if index % self._plan.n == 0:
                 request = self._plan.requests[index]
@@ -205,7 +208,7 @@ class SampleRun:
                 metrics.prompt(request.num_prompt_tokens, cached)
                 self._exchange.num_prompt_tokens += request.num_prompt_tokens
         self._exchange.num_output_tokens += len(event.token_ids)
-        metrics.tokens(len(event.token_ids), gap_seconds)
+        metrics.tokens(len(event.token_ids), gap_seconds, event.pool)
 
 
 async def _aclose(events: AsyncGenerator[TokensEvent, None]) -> None:

@@ -92,6 +92,7 @@ async def test_metrics_page(gateway: Gateway) -> None:
         "segue_generation_tokens_total": 9 + 1,
         "segue_time_to_first_token_seconds_count": 3,
         "segue_inter_token_latency_seconds_count": 3 * 2,
+        "segue_request_decode_time_seconds_count": 3,
         "segue_e2e_request_latency_seconds_count": 2,
     }
     response = await gateway.client.get("/metrics")
@@ -113,6 +114,7 @@ COUNTED = (
     "segue_generation_tokens_total",
     "segue_time_to_first_token_seconds_count",
     "segue_inter_token_latency_seconds_count",
+    "segue_request_decode_time_seconds_count",
     "segue_e2e_request_latency_seconds_count",
 )
 

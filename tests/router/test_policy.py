@@ -13,7 +13,7 @@ from segue.cluster.config.pool import Role
 from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 from segue.cluster.worker_status import PairReport, WorkerStatus
-from segue.router.policy import LADDERS, Load, Rung, choose, choose_writer, refusal
+from segue.router.policy import LADDERS, Binding, Load, Rung, choose, choose_writer, refusal
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
@@ -244,3 +244,11 @@ def test_an_answer_moves_to_who_writes_the_fewest_and_can_read_it() -> None:
     assert choose_writer([source, prefill, *others], load, source) is others[0]
     assert choose_writer([source, prefill, *others, worker("both")], load, source) == worker("both")
     assert choose_writer([source, prefill, apart], load, source) is None
+
+
+def test_the_first_token_is_drawn_where_the_prompt_was_read() -> None:
+    reader, writer = worker("prefill"), worker("decode")
+    apart = Binding(reader, writer, Rung.DISAGGREGATED)
+    assert (apart.drawer(first=True), apart.drawer(first=False)) == (reader, writer)
+    alone = Binding(writer, None, Rung.PREFILL_ON_DECODE)
+    assert alone.drawer(first=True) is alone.drawer(first=False) is writer
