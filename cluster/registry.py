@@ -23,6 +23,7 @@ from segue.cluster.fleet import (
     WorkerView,
 )
 from segue.cluster.identity import Peer, WorkerIdentity
+from segue.cluster.silence import Listened, PoolSilence
 from segue.cluster.worker_status import UsualAnswer, WorkerCondition, WorkerStatus
 
 STALLED = "stalled"  # how the reason of such a suspicion begins
@@ -58,6 +59,7 @@ class Registry:
         self._retired: deque[WorkerIdentity] = deque(maxlen=MAX_RETIRED)
         self._past: dict[str, _Past] = {}
         self._usual_answers: dict[str, UsualAnswer] = {}  # by pool; outlives who learned it
+        self._silences: dict[str, PoolSilence] = {}  # by pool
         self._sequence = 0
         self.changes = 0  # grows with every change that routing must learn of
 
@@ -177,15 +179,21 @@ class Registry:
 
     def tick(self, now: float) -> None:
         """Judge silence. Starting workers are not judged: whoever launched them is."""
+        sizes: Counter[str] = Counter()
+        pools: dict[str, list[Listened]] = {}
         for record in self._records.values():
-            state, silent = record.view.state, now - record.last_beat
-            if state in (WorkerState.STARTING, WorkerState.DEAD):
+            view, silent_s = record.view, now - record.last_beat
+            sizes[view.pool] += 1
+            if view.state in (WorkerState.STARTING, WorkerState.DEAD):
                 continue
-            if silent >= self._control.dead_after_s:
-                reason = f"silent for {silent:.1f} s"
-                self.bury(record.view.identity, reason, now, DeathCause.SILENT)
-            elif silent >= self._control.suspect_after_s and state is WorkerState.READY:
-                self._enter(record, WorkerState.SUSPECT, f"silent for {silent:.1f} s", now)
+            pools.setdefault(view.pool, []).append(Listened(view.identity, silent_s))
+            if silent_s >= self._control.suspect_after_s and view.state is WorkerState.READY:
+                self._enter(record, WorkerState.SUSPECT, f"silent for {silent_s:.1f} s", now)
+        for pool, listened in pools.items():
+            silence = self._silences.setdefault(pool, PoolSilence(self._control))
+            for late in silence.condemned(listened, sizes[pool], now):
+                reason = f"silent for {late.silent_s:.1f} s"
+                self.bury(late.identity, reason, now, DeathCause.SILENT)
 
     def excuse(self, seconds: float) -> None:
         """We did not listen for so long: that nobody was heard meanwhile means nothing."""

@@ -248,7 +248,7 @@ class Deployment:
         card = self._model.card
         journeys = build_generator(self._config, self._watcher, links)
         ladder = self._config.gateway.recovery.ladder
-        self._front = Front(links.usable, journeys.ready, ladder)
+        self._front = Front(links.usable, journeys.usable, ladder)
         metrics = FleetMetrics(card.id, links, journeys.counters)
         longest_move_s = self._config.transfer.longest_move_s
         migrations = Migrations(journeys, links, lambda: self._watcher.view, longest_move_s)

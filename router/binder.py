@@ -6,7 +6,7 @@ behind it, so that nothing is done as often as there are requests.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from segue.cluster.config.gateway import RecoveryConfig
 from segue.cluster.errors import Overloaded, Unavailable
@@ -59,7 +59,14 @@ class Binder:
     def ready(self, view: FleetView) -> list[WorkerView]:
         """If the controller has lost sight of all workers it is more likely itself cut off: then
         those that we are connected to will do."""
-        candidates = view.ready_workers() or view.silent_workers()
+        return self._connected(view.ready_workers() or view.silent_workers())
+
+    def usable(self, view: FleetView) -> list[WorkerView]:
+        """What the policy chooses from: also those that only the controller does not hear, which
+        are better than a worse rung."""
+        return self._connected(view.ready_workers() + view.silent_workers())
+
+    def _connected(self, candidates: Iterable[WorkerView]) -> list[WorkerView]:
         return [
             worker
             for worker in candidates
@@ -93,23 +100,25 @@ class Binder:
                     "every worker that could take the request is full",
                     retry_after_seconds=self._retry_after_s,
                 )
-            ready = self.ready(self._watcher.view)
-            raise Unavailable(refusal(ready, self._recovery.ladder))
+            usable = self.usable(self._watcher.view)
+            raise Unavailable(refusal(usable, self._recovery.ladder))
         for worker in binding.workers:
             self._busy.asked(worker.identity, self._clock())
         return binding
 
     def _choose(self, progress: Progress) -> Binding | None:
         now = self._clock()
-        ready = self.ready(self._watcher.view)
-        free = [worker for worker in ready if self._busy.may_be_asked(worker.identity, now)]
+        usable = self.usable(self._watcher.view)
+        free = [worker for worker in usable if self._busy.may_be_asked(worker.identity, now)]
         binding = self._best(free, progress)
-        if len(free) == len(ready) or (binding is not None and binding.rung in FULL_RUNGS):
+        if binding is None or len(free) == len(usable):
             return binding
-        best = self._best(ready, progress)
-        if binding is not None and best is not None and best.rung is binding.rung:
+        if binding.rung in FULL_RUNGS and binding.is_heard:
             return binding
-        return None
+        best = self._best(usable, progress)
+        if best is None or (best.rung, best.is_heard) != (binding.rung, binding.is_heard):
+            return None
+        return binding
 
     def _best(self, workers: list[WorkerView], progress: Progress) -> Binding | None:
         return choose(workers, self._load, progress.failed_on, self._recovery.ladder)
@@ -149,4 +158,4 @@ class Binder:
 
     def _are_full(self, progress: Progress) -> bool:
         """Of a request that found nobody: there are workers for it, if only they had room."""
-        return self._best(self.ready(self._watcher.view), progress) is not None
+        return self._best(self.usable(self._watcher.view), progress) is not None

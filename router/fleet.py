@@ -68,6 +68,9 @@ def readiness(
     if binding.rung not in (Rung.DISAGGREGATED, Rung.COLOCATED):
         why = lacking or "no two workers can exchange KV"
         details["degraded"] = f"{why}; requests are served all the same: {binding.rung}"
+    if unheard := [w for w in binding.workers if w.state is not WorkerState.READY]:
+        names = ", ".join(worker.identity.worker_id for worker in unheard)
+        details["unheard"] = f"the controller does not hear {names}: used all the same"
     return Readiness(True, details=details)
 
 

@@ -114,6 +114,10 @@ class Journeys:
         """The workers that a request may be given to."""
         return self._binder.ready(view)
 
+    def usable(self, view: FleetView) -> list[WorkerView]:
+        """With those that the controller alone does not hear."""
+        return self._binder.usable(view)
+
     async def _bind(self, progress: Progress) -> Binding:
         try:
             binding = await self._binder.bind(progress)

@@ -1,5 +1,8 @@
 """Chooses who reads a prompt and who writes the answer. Pure: no clock, no I/O.
 
+Workers that the controller does not hear, but this gateway is connected to, are used only before a
+worse rung.
+
 The ladder, best rung first: a prefill and a decode worker; else whoever is left does both, if the
 named ladder has that rung. A colocated pool (role `both`) competes with pairs by load. A request
 that failed on a worker goes down the ladder before it goes back there. Two workers whose preflight
@@ -13,7 +16,7 @@ from enum import StrEnum
 
 from segue.cluster.config.gateway import LadderName
 from segue.cluster.config.pool import Role
-from segue.cluster.fleet import WorkerView
+from segue.cluster.fleet import WorkerState, WorkerView
 from segue.cluster.identity import WorkerIdentity
 
 
@@ -53,6 +56,11 @@ class Binding:
     def workers(self) -> tuple[WorkerView, ...]:
         return (self.prefill,) if self.decode is None else (self.prefill, self.decode)
 
+    @property
+    def is_heard(self) -> bool:
+        """The controller hears all of them."""
+        return all(map(_is_heard, self.workers))
+
 
 @dataclass(slots=True)
 class Load:
@@ -84,16 +92,32 @@ def _subtract(counter: Counter[WorkerIdentity], identity: WorkerIdentity, amount
         del counter[identity]
 
 
+def _is_heard(worker: WorkerView) -> bool:
+    return worker.state is WorkerState.READY
+
+
 def choose(
-    ready: Iterable[WorkerView],
+    usable: Iterable[WorkerView],
     load: Load,
     avoid: Collection[WorkerIdentity] = (),
     ladder: LadderName = "full",
 ) -> Binding | None:
-    """The best binding among `ready` workers; those in `avoid` only if nobody else will do."""
-    workers = sorted(ready, key=lambda worker: worker.identity.worker_id)
+    """The best binding among `usable` workers; those in `avoid` only if nobody else will do."""
+    workers = sorted(usable, key=lambda worker: worker.identity.worker_id)
     preferred = [worker for worker in workers if worker.identity not in avoid]
-    return _best(preferred, load, LADDERS[ladder]) or _best(workers, load, LADDERS[ladder])
+    return _first(preferred, load, LADDERS[ladder]) or _first(workers, load, LADDERS[ladder])
+
+
+def _first(workers: list[WorkerView], load: Load, rungs: Collection[Rung]) -> Binding | None:
+    heard = [worker for worker in workers if _is_heard(worker)]
+    if len(heard) == len(workers):
+        return _best(workers, load, rungs)
+    return (
+        _best(heard, load, ())
+        or _best(workers, load, ())
+        or _best(heard, load, rungs)
+        or _best(workers, load, rungs)
+    )
 
 
 def refusal(ready: Collection[WorkerView], ladder: LadderName) -> str:
@@ -133,13 +157,13 @@ def choose_writer(
 
 
 def _best(workers: list[WorkerView], load: Load, rungs: Collection[Rung]) -> Binding | None:
-    def by_context(worker: WorkerView) -> tuple[int, int]:
+    def by_context(worker: WorkerView) -> tuple[bool, int, int]:
         me = worker.identity
-        return load.context_tokens[me], load.answers[me]
+        return not _is_heard(worker), load.context_tokens[me], load.answers[me]
 
-    def by_answers(worker: WorkerView) -> tuple[int, int]:
+    def by_answers(worker: WorkerView) -> tuple[bool, int, int]:
         me = worker.identity
-        return load.answers[me], load.context_tokens[me]
+        return not _is_heard(worker), load.answers[me], load.context_tokens[me]
 
     def of(role: Role) -> list[WorkerView]:
         return [worker for worker in workers if worker.role == role]

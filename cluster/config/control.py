@@ -20,6 +20,12 @@ class ControlConfig(Section):
     suspect_after_s: Annotated[float, Field(gt=0)] = Field(
         default=2.5, description="a silent worker gets no new requests after this long"
     )
+    doubtful_deaths_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.25,
+        description="while more than half of a pool is silent, which is more likely the "
+        "controller's own trouble: the part of it, at least one worker, that is replaced for its "
+        "silence in a minute",
+    )
     drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
         description="a draining worker leaves when nothing is left on it, at the latest then; what "

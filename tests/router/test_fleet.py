@@ -223,3 +223,11 @@ def test_a_worker_that_drains_tells_what_it_waits_for() -> None:
     status = replace(draining.status, gauges={"attempts": 3.0, "leases": 2.0})
     (told,) = status_report(view(replace(draining, status=status)), 1.0)["workers"]
     assert told["reason"] == "why not: waits for 3 requests, 2 leases"
+
+
+def test_a_request_that_goes_to_somebody_unheard_is_told_so() -> None:
+    fleet = view(worker("prefill"), worker("decode", WorkerState.SUSPECT))
+    front = Front(usable=lambda view: list(view.workers), ladder="pairs_only")
+    state = readiness(fleet, 0.1, front=front)
+    assert state.ready and "degraded" not in state.details
+    assert state.details["unheard"] == ("the controller does not hear decode-0: used all the same")

@@ -220,6 +220,21 @@ async def test_workers_that_only_the_controller_cannot_hear(
     assert answer.tokens == [50]
 
 
+async def test_a_pair_that_is_half_heard_comes_before_a_worse_rung(
+    rig: Rig, prefill: ScriptedWorker, decode: ScriptedWorker
+) -> None:
+    await rig.connect(prefill, decode)
+    doubted = replace(decode.view, state=WorkerState.SUSPECT, reason="silent for 3.0 s")
+    rig.watcher.view = FleetView(workers=(prefill.view, doubted))
+    answer = rig.ask()
+    await until(lambda: prefill.submitted)
+    prefill.say(AttemptId("r", 1), 3, 50)
+    decode.say(AttemptId("r", 1), 4, 51, finish=FinishReason.STOP)
+    await answer.end()
+    assert answer.tokens == [50, 51]
+    assert rig.journeys.counters.rungs == {"disaggregated": 1}
+
+
 async def test_a_worker_that_does_not_greet_gets_nothing(rig: Rig) -> None:
     """It accepts connections, as a stopped process does; that proves nothing."""
     async with scripted_worker("both", greets=False) as worker:

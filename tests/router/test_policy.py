@@ -252,3 +252,29 @@ def test_the_first_token_is_drawn_where_the_prompt_was_read() -> None:
     assert (apart.drawer(first=True), apart.drawer(first=False)) == (reader, writer)
     alone = Binding(writer, None, Rung.PREFILL_ON_DECODE)
     assert alone.drawer(first=True) is alone.drawer(first=False) is writer
+
+
+@given(situations(), st.data(), st.sampled_from(get_args(LadderName)))
+def test_whom_only_the_controller_does_not_hear_is_better_than_a_worse_rung(
+    situation: tuple[list[WorkerView], Load, set[WorkerIdentity]],
+    data: st.DataObject,
+    ladder: LadderName,
+) -> None:
+    everybody, load, _ = situation
+    heard = [w for w in everybody if data.draw(st.booleans())]
+    doubted = [w if w in heard else replace(w, state=WorkerState.SUSPECT) for w in everybody]
+    binding = choose(doubted, load, (), ladder)
+    of_heard = choose(heard, load, (), ladder)
+    best = choose(everybody, load, (), ladder)
+    full = (Rung.DISAGGREGATED, Rung.COLOCATED)
+    if of_heard is not None and of_heard.rung in full:
+        assert binding == of_heard  # nobody who is doubted
+    elif best is not None and best.rung in full:
+        assert binding is not None and binding.rung in full and not binding.is_heard
+        for chosen in binding.workers:  # no more of them than it takes
+            same = [w for w in heard if w.role == chosen.role]
+            assert chosen.state is WorkerState.READY or not same
+    elif of_heard is not None:
+        assert binding == of_heard
+    else:
+        assert (binding is None) == (best is None)

@@ -37,7 +37,7 @@ async def serve(folder: Path, port: int) -> None:
     watcher = FleetWatcher(StaticLocator(settings.locator.address), token)
     links = WorkerLinks(f"gateway-{new_incarnation()}", token)
     journeys = build_generator(settings.config, watcher, links)
-    front = Front(links.usable, journeys.ready, settings.config.gateway.recovery.ladder)
+    front = Front(links.usable, journeys.usable, settings.config.gateway.recovery.ladder)
     longest_move_s = settings.config.transfer.longest_move_s
     migrations = Migrations(journeys, links, lambda: watcher.view, longest_move_s)
     evacuation = Evacuation(watcher, journeys, migrations)
