@@ -23,13 +23,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One attempt at a request, resumed behind the tokens that earlier attempts produced."""
+    """One attempt at a request, resumed behind the tokens that earlier attempts produced.
+
+    `waited_seconds`: since its gateway took the request on, so that it keeps its place wherever it
+    goes. An age and no instant: the clocks of two hosts have nothing in common.
+    """
 
     request: GenerationRequest
     attempt: int
     produced_token_ids: tuple[int, ...]
     gateway_id: str
     timeout_seconds: float
+    waited_seconds: float = 0.0
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -51,8 +56,8 @@ class TokenDelta(NamedTuple):
 class Reservation:
     """A source asks a decode worker for room: the prompt and the whole answer.
 
-    `grows`: the source generates meanwhile, so that more blocks than the assignment's tokens need
-    will be announced.
+    `grows`: the request moves. The source holds its KV and generates meanwhile, so that more blocks
+    than the assignment's tokens need will be announced.
     """
 
     assignment: Assignment

@@ -153,12 +153,14 @@ class Journeys:
             flight.end(finished=finished)
 
     async def _submit(self, progress: Progress, attempt: AttemptId, binding: Binding) -> None:
+        now = self._clock()
         assignment = Assignment(
             progress.request,
             attempt.attempt,
             tuple(progress.log.produced),
             self._links.gateway_id,
-            max(0.001, progress.deadline - self._clock()),
+            max(0.001, progress.deadline - now),
+            max(0.0, now - progress.arrived),
         )
         client = self._links.client(binding.prefill.identity)
         if client is None:

@@ -54,8 +54,8 @@ class Credits:
             "credit_oldest_wait_seconds": 0.0,
         }
         if waiting:
-            oldest = min(landing.sequence.arrived for landing in waiting)
-            end = min(lg.sequence.arrived + lg.reservation.wait_seconds for lg in waiting)
+            oldest = min(landing.asked for landing in waiting)
+            end = min(lg.asked + lg.reservation.wait_seconds for lg in waiting)
             gauges["credit_oldest_wait_seconds"] = now - oldest
             gauges["credit_next_deadline_seconds"] = max(0.0, end - now)
         return gauges

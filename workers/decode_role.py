@@ -121,10 +121,11 @@ class DecodeRole:
             deadline=now + assignment.timeout_seconds,
             source=reservation.source,
             lease_id=reservation.lease_id,
-            arrived=now,
+            arrived=now - assignment.waited_seconds,
+            moves=reservation.grows,
         )
         running = Running(sequence, abort=lambda reason: self._abort_soon(landing, reason))
-        landing = Landing(running, reservation)
+        landing = Landing(running, reservation, asked=now)
         self._outbox.expect(assignment.gateway_id)
         self._attempts.begin(running)
         self._landings[sequence.attempt] = landing

@@ -29,6 +29,7 @@ class Landing:
 
     running: Running
     reservation: Reservation
+    asked: float  # when the reservation came here; the request itself may be older
     announced: asyncio.Queue[Announcement] = field(default_factory=asyncio.Queue)
     granted: asyncio.Future[int] = field(default_factory=asyncio.Future)
     heard: list[Announcement] = field(default_factory=list)  # one a chunk

@@ -180,12 +180,14 @@ class Migrations:
         if tokens is None:
             raise AttemptFailed(FailureKind.REFUSED, f"{order.attempt} does not generate now")
         move.num_known = min(order.known_position, len(tokens))
+        now = self._clock()
         assignment = Assignment(
             sequence.request,
             order.new_attempt,
             tokens[sequence.num_prompt : move.num_known],
             sequence.assignment.gateway_id,
-            max(0.001, sequence.deadline - self._clock()),
+            max(0.001, sequence.deadline - now),
+            sequence.waited(now),
         )
         wait = self._transfer.migration_wait_s
         reservation = Reservation(assignment, self._peers.me, move.lease_id, wait, grows=True)

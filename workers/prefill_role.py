@@ -9,7 +9,7 @@ blocks stay leased until the reader says that it is done, the lease expires, or 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from segue.cluster.errors import (
@@ -90,7 +90,7 @@ class PrefillRole:
             deadline=now + assignment.timeout_seconds,
             decode_peer=decode,
             phase=Phase.CREDIT_WAIT,
-            arrived=now,
+            arrived=now - assignment.waited_seconds,
         )
 
         def abort(reason: str) -> None:
@@ -148,7 +148,9 @@ class PrefillRole:
 
         def reserve(peer: Peer, lease_id: str, wait_s: float) -> Awaitable[ReserveOutcome]:
             self._leases.expect(lease_id, peer.identity, sequence.attempt)
-            reservation = Reservation(sequence.assignment, self._peers.me, lease_id, wait_s)
+            waited = sequence.waited(self._clock())
+            assignment = replace(sequence.assignment, waited_seconds=waited)
+            reservation = Reservation(assignment, self._peers.me, lease_id, wait_s)
             return self._reserve(peer, reservation)
 
         wait = self._waits[sequence.attempt] = CreditWait(decode, self._credit_wait_s, reserve)

@@ -40,7 +40,8 @@ class Sequence:
     source: Peer | None = None  # decode side: who prefilled; None: this worker
     lease_id: str = ""
     phase: Phase = Phase.QUEUED
-    arrived: float = 0.0
+    arrived: float = 0.0  # at its gateway, by this worker's clock
+    moves: bool = False  # decode side: its source generates meanwhile, and holds its KV
     tokens: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -55,7 +56,7 @@ class Sequence:
     beam_width: int = 1  # answers that it carries on side by side
     adapter: str | None = None  # weights beside the model's; KV is shared only within one adapter
     num_pauses: int = 0
-    order: tuple[float, int] = (0.0, 0)  # its place in every queue of the scheduler
+    order: tuple[float, float, int] = (0.0, 0.0, 0)  # its place in every queue of the scheduler
     row: int | None = None  # in the generation batch, which then knows its newest tokens
 
     request: GenerationRequest = field(init=False)
@@ -93,6 +94,10 @@ class Sequence:
         del self.tokens[num_tokens:]
         self._words = self._words[: num_tokens * WORD_BYTES]
         self.num_computed = min(self.num_computed, num_tokens)
+
+    def waited(self, now: float) -> float:
+        """Seconds since its gateway took it on."""
+        return max(0.0, now - self.arrived)
 
     @property
     def num_produced(self) -> int:

@@ -123,7 +123,11 @@ class WorkerService:
             self.prefill.submit(assignment, decode)
             return
         now = self._clock()
-        sequence = TokenSequence(assignment, deadline=now + assignment.timeout_seconds, arrived=now)
+        sequence = TokenSequence(
+            assignment,
+            deadline=now + assignment.timeout_seconds,
+            arrived=now - assignment.waited_seconds,
+        )
         engine = self.parts.engine
 
         def abort(reason: str) -> None:

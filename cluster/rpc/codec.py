@@ -3,6 +3,8 @@
 A message that lacks a part or holds a value outside its enum raises InvalidRequest that names it.
 """
 
+import math
+
 from segue.cluster.errors import FailureKind, InvalidRequest
 from segue.cluster.handoff import (
     Announcement,
@@ -120,6 +122,7 @@ def assignment_to_pb(assignment: Assignment) -> pb.Assignment:
         produced_token_ids=assignment.produced_token_ids,
         gateway_id=assignment.gateway_id,
         timeout_seconds=assignment.timeout_seconds,
+        waited_seconds=assignment.waited_seconds,
     )
 
 
@@ -130,8 +133,11 @@ def assignment_from_pb(message: pb.Assignment) -> Assignment:
     produced = tuple(message.produced_token_ids)
     if len(produced) >= request.stop.max_tokens:
         raise InvalidRequest("an assignment must leave at least one token to produce")
+    waited = message.waited_seconds
+    if not 0 <= waited < math.inf:
+        raise InvalidRequest(f"waited_seconds must be finite and not negative, got {waited}")
     return Assignment(
-        request, message.attempt, produced, message.gateway_id, message.timeout_seconds
+        request, message.attempt, produced, message.gateway_id, message.timeout_seconds, waited
     )
 
 

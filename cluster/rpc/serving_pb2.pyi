@@ -105,18 +105,20 @@ class Request(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("request", "attempt", "produced_token_ids", "gateway_id", "timeout_seconds")
+    __slots__ = ("request", "attempt", "produced_token_ids", "gateway_id", "timeout_seconds", "waited_seconds")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PRODUCED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request: Request
     attempt: int
     produced_token_ids: _containers.RepeatedScalarFieldContainer[int]
     gateway_id: str
     timeout_seconds: float
-    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., attempt: _Optional[int] = ..., produced_token_ids: _Optional[_Iterable[int]] = ..., gateway_id: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    waited_seconds: float
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., attempt: _Optional[int] = ..., produced_token_ids: _Optional[_Iterable[int]] = ..., gateway_id: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("target", "assignment", "decode")

@@ -83,7 +83,9 @@ requests = st.builds(
     st.integers(-(2**31), 2**31 - 1),
     st.just(Retention()) | retentions(),
 )
-assignments = st.builds(Assignment, requests, st.integers(0, 100), tokens, names, st.floats(0, 1e9))
+assignments = st.builds(
+    Assignment, requests, st.integers(0, 100), tokens, names, st.floats(0, 1e9), st.floats(0, 1e9)
+)
 failures = st.builds(Failure, st.sampled_from(FailureKind), names, st.booleans())
 
 
@@ -168,6 +170,14 @@ def test_incomplete_messages_name_what_is_missing() -> None:
         codec.assignment_from_pb(serving_pb2.Assignment())
     with pytest.raises(InvalidRequest, match="failure kind"):
         codec.failure_from_pb(serving_pb2.Failure(kind="surprise"))
+
+
+@pytest.mark.parametrize("waited", [-1.0, float("inf"), float("nan")])
+def test_a_place_that_means_nothing_is_refused(waited: float) -> None:
+    request = GenerationRequest("r", (1,), SamplingParams(), StopRule(2))
+    message = codec.assignment_to_pb(Assignment(request, 1, (), "g", 1.0, waited))
+    with pytest.raises(InvalidRequest, match="waited_seconds"):
+        codec.assignment_from_pb(message)
 
 
 @given(attempts, peers, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), identities)

@@ -130,6 +130,7 @@ def make_sequence(
     arrived: float = 0.0,
     stop: frozenset[int] = frozenset(),
     adapter: str | None = None,
+    moves: bool = False,
 ) -> TokenSequence:
     request = GenerationRequest(
         name,
@@ -148,6 +149,7 @@ def make_sequence(
         lease_id=f"lease-{name}",
         arrived=arrived,
         adapter=adapter,
+        moves=moves,
     )
 
 

@@ -2,9 +2,10 @@
 
 Strictly in the order of the queue: if one does not fit, nobody behind it is admitted, so a large
 request is never starved by small ones. Only who lacks no blocks but a slot for its adapter is
-passed, and that by no more than those of the next `max_num_seqs` arrivals. What lands from a peer
-and what is computed here stand in one queue under one account; two queues would let either starve
-the other.
+passed, and that by no more than those of the next `max_num_seqs` arrivals. Who moves here comes
+before all others that wait: it holds KV at its source meanwhile, and they hold none. What lands
+from a peer and what is computed here stand in one queue under one account; two queues would let
+either starve the other.
 
 Everybody admitted, started contexts included, has its remaining blocks promised in the cache, so
 a decision costs nothing for those that run.
@@ -83,8 +84,8 @@ class GuaranteedNoEvict:
         slots, match_of, size = view.num_free_slots, cache.match, cache.block_size
         adapters, last_to_pass = view.adapters, math.inf
         admitted, matches = decision.admitted, decision.matches
-        for sequence in view.waiting:
-            if sequence.order[1] > last_to_pass:
+        for sequence in _holders_first(view.waiting):
+            if sequence.order[-1] > last_to_pass:
                 break
             if len(admitted) == slots:
                 full = view.max_num_seqs
@@ -104,7 +105,7 @@ class GuaranteedNoEvict:
             if adapters is not None:
                 if not adapters.fit(sequence):
                     decision.held.append(adapters.held(sequence))
-                    last_to_pass = min(last_to_pass, sequence.order[1] + view.max_num_seqs)
+                    last_to_pass = min(last_to_pass, sequence.order[-1] + view.max_num_seqs)
                     continue
                 adapters.take(sequence)
             available -= need
@@ -132,6 +133,14 @@ class GuaranteedNoEvict:
         head = view.waiting[:1]
         held = [Decision(s.attempt, Reason.NO_BLOCKS, None, max(0, room)) for s in head]
         return CapacityDecision(paused=list(paused), held=held)
+
+
+def _holders_first(waiting: Listed[Sequence]) -> Listed[Sequence]:
+    """Who was paused after it had moved here holds as little as others."""
+    moving = [s for s in waiting if s.moves and s.lands]
+    if not moving:
+        return waiting
+    return [*moving, *(s for s in waiting if not (s.moves and s.lands))]
 
 
 def _overdrawn(sequence: Sequence, cache: KVCache) -> int:

@@ -4,6 +4,9 @@ Ageing: waiting `ageing_seconds` is worth one step of priority. Since everybody 
 pace, the order of two sequences never changes while they wait. So ageing is a term of the sort
 key, nothing is ever sorted again, and no clock is needed: a sequence of priority p is overtaken
 only by those of priority p - n that arrived at most n * ageing_seconds after it.
+
+Arrival is at the gateway: whoever is tried again, or moves here, stands where it stood. Of those
+who arrived at once the first to come here is first.
 """
 
 from bisect import bisect_left, insort
@@ -22,15 +25,15 @@ class Ranking:
         if ageing_seconds is not None and not 0 < ageing_seconds < float("inf"):
             raise ValueError(f"ageing_seconds must be positive and finite, got {ageing_seconds}")
         self._ageing_seconds = ageing_seconds
-        self._arrivals = 0
+        self._num_placed = 0
 
     def place(self, sequence: Sequence) -> None:
         """Called once in a sequence's life: whoever is paused keeps its place."""
-        self._arrivals += 1
+        self._num_placed += 1
         rank: float = sequence.request.priority
         if self._ageing_seconds is not None:
             rank = sequence.arrived + rank * self._ageing_seconds
-        sequence.order = (rank, self._arrivals)
+        sequence.order = (rank, sequence.arrived, self._num_placed)
 
 
 class RankedQueue:

@@ -1,12 +1,14 @@
 """Places in the queue: priority, arrival, ageing, and what a paused sequence keeps."""
 
 import pytest
-from engine_parts import make_scheduler, make_sequence
+from engine_parts import PEER, make_scheduler, make_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.workers.scheduler.plan import Reason
 from segue.workers.scheduler.priority import RankedQueue, Ranking
 from segue.workers.scheduler.rehearsal import Rehearsal
+from segue.workers.scheduler.scheduler import Scheduler
 from segue.workers.sequence import Sequence
 
 
@@ -50,6 +52,44 @@ def test_only_max_utilization_pauses_who_runs_for_a_more_urgent_one(
     scheduler.add(make_sequence("urgent", [2], 3, priority=-10))
     ended = [name for _ in range(20) for name in rehearsal.step().ended]
     assert ended == (["urgent", "patient"] if pauses else ["patient", "urgent"])
+
+
+@pytest.mark.parametrize("ageing", [None, 30.0])
+def test_who_is_tried_again_stands_where_it_stood(ageing: float | None) -> None:
+    late = make_sequence("late", [1], 1, arrived=99.0)
+    again = make_sequence("again", [1], 1, attempt=2, arrived=5.0)
+    assert queue_of(Ranking(ageing), late, again) == ["again", "late"]
+
+
+def scheduler_with_a_blocked_head() -> Scheduler:
+    """31 of 40 blocks are promised; `big`, most urgent of those that wait, needs 15."""
+    scheduler = make_scheduler(num_blocks=40, max_tokens=64, chunk=64, ageing=30.0)
+    scheduler.add(make_sequence("running", [1] * 4, 120))
+    scheduler.schedule()
+    scheduler.add(make_sequence("big", [2] * 20, 40, priority=-5, arrived=1.0))
+    return scheduler
+
+
+@pytest.mark.parametrize("kind", ["moves", "lands", "computed here"])
+def test_who_holds_kv_passes_who_holds_none(kind: str) -> None:
+    scheduler = scheduler_with_a_blocked_head()
+    source = None if kind == "computed here" else PEER
+    moving = make_sequence("m", [3] * 8, 16, source=source, arrived=100.0, moves=kind == "moves")
+    scheduler.add(moving)
+    scheduler.schedule()
+    waits = {attempt.request_id: reason for attempt, reason in scheduler.held.items()}
+    passed = Reason.WAITING_FOR_KV if kind == "moves" else Reason.BEHIND_HEAD
+    assert waits == {"big": Reason.NO_BLOCKS, "m": passed}
+
+
+def test_those_who_move_stand_in_order_among_themselves() -> None:
+    scheduler = scheduler_with_a_blocked_head()
+    for name, arrived in (("younger", 9.0), ("older", 5.0)):  # there is room for one
+        scheduler.add(make_sequence(name, [3] * 8, 16, source=PEER, arrived=arrived, moves=True))
+    scheduler.schedule()
+    waits = {attempt.request_id: reason for attempt, reason in scheduler.held.items()}
+    assert waits["older"] is Reason.WAITING_FOR_KV and waits["younger"] is Reason.NO_BLOCKS
+    assert waits["big"] is Reason.BEHIND_HEAD
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
