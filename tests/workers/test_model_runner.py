@@ -169,7 +169,8 @@ print(int(peak[0].split()[1]) * 1024)
 
 
 def test_the_bundled_model_loads_lean(bundled_model: Path) -> None:
-    """Weights take 650 MB packed; the 2.8 GB cache costs nothing before it is written."""
+    """Weights take 650 MB packed; the 2.8 GB cache costs nothing before it is written. A CUDA
+    build of torch takes 300 MB more than one for CPUs."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY_PROBE, str(bundled_model)],
         capture_output=True,
@@ -177,4 +178,4 @@ def test_the_bundled_model_loads_lean(bundled_model: Path) -> None:
         timeout=120,
         check=True,
     )
-    assert int(done.stdout) < 1.5e9
+    assert int(done.stdout) < 1.7e9
