@@ -39,8 +39,8 @@ def host_checksums(region: memoryview, layout: KVLayout) -> BlockChecksums:
 def device_checksums(blocks: torch.Tensor) -> BlockChecksums:
     """Of KV memory on a device, `blocks` (num_blocks, ...): the same sums as on a host.
 
-    The blocks are copied to the host first, some at a time, over PCIe and through one core: 256
-    MiB cost about 30 ms, a tenth of it behind NVLink-C2C. So it is not the default there.
+    The blocks are copied to the host first, some at a time, and summed up by one core. What that
+    costs beside a prefill has not been measured on a GPU, so it is not the default there.
     """
 
     def checksums(block_ids: Sequence[int]) -> list[int]:
