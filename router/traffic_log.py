@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from segue.router.exchange import Exchange
 
@@ -48,7 +48,7 @@ class TrafficLog:
     async def tell_rates(self) -> None:
         """For ever: a line for each time with traffic. Tokens are counted when a request ends."""
         while True:
-            before = _Totals(**{name: getattr(self._totals, name) for name in _FIELDS})
+            before = replace(self._totals)
             began = time.monotonic()
             await asyncio.sleep(RATE_SECONDS)
             seconds, now = time.monotonic() - began, self._totals
@@ -61,9 +61,6 @@ class TrafficLog:
                     (now.prompt_tokens - before.prompt_tokens) / seconds,
                     (now.output_tokens - before.output_tokens) / seconds,
                 )
-
-
-_FIELDS = ("requests", "prompt_tokens", "output_tokens")
 
 
 def _plain(path: str) -> str:
